@@ -17,7 +17,7 @@ import asyncio
 import os
 import re
 import stat
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -222,15 +222,16 @@ class Runtime(Protocol):
         """Kill every process inside and delete the sandbox; no error if it is already gone."""
 
 
-Preparation = Callable[[Runtime], Awaitable[None]]
+Step = Callable[[Runtime], Awaitable[None]]
+"""Takes one step of a preparation."""
 
 
 class RuntimeBackend(Protocol):
     """Makes and finds the runtimes of one kind on one host."""
 
-    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> Runtime:
-        """A labelled sandbox, empty or as `prepare` leaves it. `prepare` carries out `spec.prepare` (`prepare.py`), on any runtime; if what
-        an equal one left is still there, it isn't called."""
+    async def create(self, labels: Labels, spec: RuntimeSpec, steps: Sequence[Step] = ()) -> Runtime:
+        """A labelled sandbox, empty or as `steps` leave it. They carry out the actions of `spec.prepare` (`prepare.py`), on any runtime; if
+        what equal ones left is still there, they aren't taken."""
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> Runtime:
         """The runtime of `handle`, for the claim `claim_id`. SandboxError `runtime_gone`.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import PurePosixPath
 
-from consumers.runtimes.base import Exec, Runtime, SandboxError
+from consumers.runtimes.base import Exec, Runtime, SandboxError, Step
 from consumers.runtimes.upload import CONTENT, Upload
 from topics.environment.blobs import BlobStore
 from topics.types.errors import InputError, NotReadyError
@@ -20,12 +21,24 @@ async def prepare(
     `blobs`: has the content of uploads. `field`: the actions' place in the task, for errors. Raises InputError if content or a target can't
     be used, NotReadyError if the store lacks content, and SandboxError `prepare_failed` if a command ends with another exit code than 0.
     """
-    for index, action in enumerate(actions):
-        where = f"{field}[{index}]"
-        if action.type == "exec":
-            await _execute(runtime, action, where, log=f"{field.rpartition('.')[2]}-{index}.log")
-        else:
-            await _upload(runtime, action, blobs, where)
+    for step in steps(actions, blobs, field=field):
+        await step(runtime)
+
+
+def steps(actions: Sequence[PrepareAction], blobs: BlobStore, *, field: str = "runtime.prepare") -> list[Step]:
+    """One step for each action; together they are `prepare`."""
+    return [
+        partial(_carry_out, action=action, blobs=blobs, field=field, index=index)
+        for index, action in enumerate(actions)
+    ]
+
+
+async def _carry_out(runtime: Runtime, action: PrepareAction, blobs: BlobStore, field: str, index: int) -> None:
+    where = f"{field}[{index}]"
+    if action.type == "exec":
+        await _execute(runtime, action, where, log=f"{field.rpartition('.')[2]}-{index}.log")
+    else:
+        await _upload(runtime, action, blobs, where)
 
 
 async def _execute(runtime: Runtime, action: PrepareAction, where: str, log: str) -> None:

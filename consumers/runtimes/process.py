@@ -14,6 +14,7 @@ import os
 import pwd
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
@@ -27,8 +28,8 @@ from consumers.runtimes.base import (
     Labelled,
     Labels,
     ModelAccess,
-    Preparation,
     SandboxError,
+    Step,
 )
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
@@ -202,14 +203,14 @@ class ProcessBackend:
         self.folders = SessionFolders(root, self.name)
         self.forks = ForkServer()
 
-    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> ProcessRuntime:
+    async def create(self, labels: Labels, spec: RuntimeSpec, steps: Sequence[Step] = ()) -> ProcessRuntime:
         """Raises SandboxError `runtime_exists` if the claim has made a runtime before, and InputError for a `workdir` outside."""
         check_claim_id(labels.claim_id)
         runtime = self._runtime(self.folders.root / labels.claim_id, labels.claim_id, spec, spec.setup_network)
         self.folders.new(labels, _FOLDERS)
         runtime.workdir.mkdir(parents=True, exist_ok=True)
-        if prepare is not None:
-            await prepare(runtime)
+        for step in steps:
+            await step(runtime)
         return runtime
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> ProcessRuntime:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from consumers.evaluators import base as evaluators
 from consumers.harnesses.base import harness_of
 from consumers.runtimes.base import Handle, Labels, RuntimeBackend
-from consumers.runtimes.prepare import prepare
+from consumers.runtimes.prepare import steps
 from consumers.stages.budget import BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.worker_context import WorkerContext
@@ -56,8 +56,6 @@ class Init:
         await harness_of(task.agent).install()
         labels = Labels(self._context.settings.namespace, ticket.session_id, ticket.attempt, self._claim.id)
         blobs = self._context.blobs
-        runtime = await backend.create(
-            labels, task.runtime, lambda runtime: prepare(runtime, task.runtime.prepare, blobs)
-        )
+        runtime = await backend.create(labels, task.runtime, steps(task.runtime.prepare, blobs))
         await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
         return runtime.handle

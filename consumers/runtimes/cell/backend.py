@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from consumers.runtimes import seccomp, session_folder
@@ -21,8 +22,8 @@ from consumers.runtimes.base import (
     Handle,
     Labelled,
     Labels,
-    Preparation,
     SandboxError,
+    Step,
 )
 from consumers.runtimes.cell import bubblewrap, cgroup, limits, preparations
 from consumers.runtimes.cell.preparations import Preparations
@@ -85,35 +86,50 @@ class CellBackend:
         ids = self._user_ids
         return ids[zlib.crc32(maker.encode()) % len(ids)] if ids else None
 
-    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> CellRuntime:
+    async def create(self, labels: Labels, spec: RuntimeSpec, steps: Sequence[Step] = ()) -> CellRuntime:
         """Raises SandboxError `runtime_exists` if the claim has made a runtime before, InputError for a `workdir` outside, and as
         `ImageStore.get`."""
         check_claim_id(labels.claim_id)
         image = None if spec.image is None else await self._images.get(spec.image)
-        if image is None or prepare is None or not spec.prepare:
-            runtime = self._new(labels, spec, image)
-            if prepare is not None:
-                await prepare(runtime)
-            return runtime
         runtime = self._new(labels, spec, image)
-        name, folder = preparations.name_of(image, spec), self.folders.root / labels.claim_id
-        if await self._preparations.use(name, folder) is None:
-            async with self._preparations.locked(name):
-                if await self._preparations.use(name, folder) is None:
-                    await prepare(runtime)
-                    await self._preparations.keep(name, Folders(folder, has_image=True))
-                    await self._preparations.use(name, folder)
-                    await self._preparations.forget_others()
-        prepared = self._preparations.used_by(folder)
-        assert prepared is not None, "made above"
+        if image is not None and steps:
+            return await self._prepared(runtime, image, spec, steps)
+        for step in steps:
+            await step(runtime)
+        return runtime
+
+    async def _prepared(
+        self, runtime: CellRuntime, image: Image, spec: RuntimeSpec, steps: Sequence[Step]
+    ) -> CellRuntime:
+        """A new runtime with what the steps leave. Those steps are taken whose preparations this host doesn't have."""
+        folder = self.folders.root / runtime.handle["id"]
+        names, kept = preparations.names_of(image, spec), self._preparations
+        if done := await kept.use(names, folder):
+            runtime = await self._begun(folder, image, spec)
+        is_new = done < len(names)
+        for name, group in zip(names[done:], preparations.grouped(steps)[done:], strict=True):
+            async with kept.locked(name):
+                if not await kept.use([name], folder):
+                    for step in group:
+                        await step(runtime)
+                    await kept.keep(name, self._folders_of(folder, image))
+                    await kept.use([name], folder)
+            runtime = await self._begun(folder, image, spec)
+        if is_new:
+            await kept.forget_others()
+        return runtime
+
+    async def _begun(self, folder: Path, image: Image, spec: RuntimeSpec) -> CellRuntime:
+        """The runtime of a session that begins with the preparation that it uses, in its own copies of home and /tmp."""
+        folders = self._folders_of(folder, image)
         try:
-            await asyncio.to_thread(self._give_home, prepared, folder)
+            await asyncio.to_thread(self._copy, folders.prepared[0], folder)
         except (OSError, RecursionError) as error:
             if isinstance(error, OSError) and is_lack_of_space(error):
                 raise host_disk_full(folder) from error
-            raise SandboxError("not_made", f"the prepared home can't be copied: {error!r:.300}") from error
-        view = View(self._folders_of(folder, image), folder / "home", folder / "tmp", spec.setup_network)
-        return CellRuntime(self, folder, labels.claim_id, spec, view, self._root(image, spec))
+            raise SandboxError("not_made", f"what was prepared can't be copied: {error!r:.300}") from error
+        view = View(folders, folder / "home", folder / "tmp", spec.setup_network)
+        return CellRuntime(self, folder, folder.name, spec, view, self._root(image, spec))
 
     def _new(self, labels: Labels, spec: RuntimeSpec, image: Image | None) -> CellRuntime:
         folder = self.folders.root / labels.claim_id
@@ -127,11 +143,11 @@ class CellBackend:
         runtime.make_workdir()
         return runtime
 
-    def _give_home(self, prepared: Path, folder: Path) -> None:
-        """Give a new session the home of its preparation."""
-        shutil.rmtree(folder / "home")
-        shutil.copytree(prepared / "home", folder / "home", symlinks=True)
-        give_all(folder / "home", self.user_id(folder.name))
+    def _copy(self, prepared: Path, folder: Path) -> None:
+        for name in preparations.COPIES:
+            shutil.rmtree(folder / name)
+            shutil.copytree(prepared / name, folder / name, symlinks=True)
+            give_all(folder / name, self.user_id(folder.name))
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> CellRuntime:
         check_claim_id(claim_id)
@@ -154,7 +170,7 @@ class CellBackend:
         return runtime
 
     def _folders_of(self, folder: Path, image: Image | None) -> Folders:
-        return Folders(folder, image is not None, None if image is None else self._preparations.used_by(folder))
+        return Folders(folder, image is not None, () if image is None else self._preparations.used_by(folder))
 
     def _root(self, image: Image | None, spec: RuntimeSpec) -> Root:
         return self._host_root if image is None else image_root(image, spec)

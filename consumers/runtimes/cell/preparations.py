@@ -1,8 +1,9 @@
-"""Preparations of images that this host has made: sessions with an equal preparation begin where the first one ended.
+"""Preparations of images that this host has made: sessions with equal beginnings of `runtime.prepare` begin where these ended.
 
-A preparation is what `runtime.prepare` left in an image: the layer `root`, the layer `workspace`, and the home. It is named by all that
-decides it, so another command, another uploaded file or another image is another preparation. Invariants: a preparation is whole or isn't
-there, and none goes while a session uses it. The KEPT that were used last stay.
+Each action leaves a layer over the image and over the actions before it, as each line of a Dockerfile does in a builder. It is named by all
+that decides it, so another command, another uploaded file, another action before it or another image is another preparation. It holds the
+layers `root` and `workspace`, and the whole folders `home` and `tmp`. Invariants: a preparation is whole or isn't there, and none goes
+while a session uses it or one above it. The KEPT that were used last stay.
 """
 
 from __future__ import annotations
@@ -13,52 +14,77 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from consumers.runtimes import file_locks, session_folder
-from consumers.runtimes.base import SandboxError
+from consumers.runtimes.base import SandboxError, Step
 from consumers.runtimes.cell.view import Folders
 from consumers.runtimes.images.store import Image
 from topics.environment import private_files
-from topics.types.task import LIMITS, RuntimeSpec
+from topics.types.task import LIMITS, PrepareAction, RuntimeSpec
 
+T = TypeVar("T")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-KEPT = 64
+KEPT = 256
 """Preparations on this host beside those in use."""
+APART = 64
+"""Actions of a task that are preparations of their own; all others are one with the last. The kernel takes some 200 layers in all."""
 FOLDER = ".prepared"
 """In the folder of the sessions, none of which has such a name."""
 
 _USED = "preparation"
 """A file in a session's folder: the name of its preparation."""
-LAYERS = ("root", "workspace", "home")
-"""Folders of a session, and of a preparation."""
+_BELOW = "below"
+"""A file in a preparation's folder: the name of the one before it."""
+LAYERS = ("root", "workspace")
+COPIES = ("home", "tmp")
+"""Folders of a session, and of a preparation. A session has its own copies of these two."""
 _GONE = ".gone-"
 """What is about to be deleted has such a name: after a crash nobody takes a half of it for the whole."""
 _LOCKS = 16
 """Files for locks: two preparations with one lock are made one after the other."""
 
 
-def name_of(image: Image, spec: RuntimeSpec) -> str:
-    """The name of a preparation."""
-    actions = []
-    for action in spec.prepare:
-        # Of an upload's path only the last name decides anything: a file's name in a target that is a folder.
-        file_name = PurePosixPath(action.source).name if action.type == "upload_file" and action.source else ""
-        actions.append([file_name, action.model_dump(mode="json", exclude={"source"})])
-    decisive = [
-        image.digest,
-        actions,
-        spec.model_dump(mode="json", include={"env", "path", "workdir", "setup_network", "allowed_hosts", *LIMITS}),
-    ]
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+def names_of(image: Image, spec: RuntimeSpec) -> list[str]:
+    """The names of the preparations that the actions of `spec` make, one on another: APART at most."""
+    decisive = spec.model_dump(
+        mode="json", include={"env", "path", "workdir", "setup_network", "allowed_hosts", *LIMITS}
+    )
+    name = _digest([image.digest, decisive])
+    names = []
+    for group in _groups(spec.prepare):
+        name = _digest([name, [_decisive(action) for action in group]])
+        names.append(name)
+    return names
+
+
+def grouped(steps: Sequence[Step]) -> list[Sequence[Step]]:
+    """The steps of each preparation of `names_of`."""
+    return _groups(steps)
+
+
+def _groups(actions: Sequence[T]) -> list[Sequence[T]]:
+    apart: list[Sequence[T]] = [[action] for action in actions[: APART - 1]]
+    return apart + ([actions[APART - 1 :]] if len(actions) >= APART else [])
+
+
+def _decisive(action: PrepareAction) -> list[object]:
+    # Of an upload's path only the last name decides anything: a file's name in a target that is a folder.
+    file_name = PurePosixPath(action.source).name if action.type == "upload_file" and action.source else ""
+    return [file_name, action.model_dump(mode="json", exclude={"source"})]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def withhold(session: Path) -> None:
     """Keep a session that is about to be deleted from becoming a preparation: its layers are whole until then."""
-    for name in LAYERS:
+    for name in (*LAYERS, *COPIES):
         with suppress(OSError):
             (session / name).rename(session / f"{_GONE}{name}")
 
@@ -76,34 +102,44 @@ class Preparations:
         async with file_locks.held(self._lock(f"making-{int(name[:8], 16) % _LOCKS}")):
             yield
 
-    async def use(self, name: str, session: Path) -> Path | None:
-        """The folder of a preparation, which stays while `session` exists; None if there is none."""
-        if not (self._folder / name).is_dir():
-            return None
-        async with file_locks.held(self._lock("use")):
-            if not (found := self._folder / name).is_dir():
-                return None
-            os.utime(found)
-            private_files.replace(session / _USED, name.encode())
-        return found
+    async def use(self, names: Sequence[str], session: Path) -> int:
+        """Let a session use the last of these preparations that is there; it stays while `session` exists. How many are done then."""
+        for done in range(len(names), 0, -1):
+            if not (self._folder / names[done - 1]).is_dir():
+                continue
+            async with file_locks.held(self._lock("use")):
+                if (found := self._folder / names[done - 1]).is_dir():
+                    os.utime(found)
+                    private_files.replace(session / _USED, found.name.encode())
+                    return done
+        return 0
 
-    def used_by(self, session: Path) -> Path | None:
-        """The folder of the preparation that a session uses."""
+    def used_by(self, session: Path) -> tuple[Path, ...]:
+        """The folders of the preparation that a session uses and of those below it, the highest first. Raises SandboxError."""
         try:
-            return self._folder / (session / _USED).read_text()
+            return tuple(self._folder / name for name in self._and_below((session / _USED).read_text()))
         except FileNotFoundError:
-            return None
+            return ()
+
+    def _and_below(self, name: str) -> Iterator[str]:
+        while name:
+            yield name
+            try:
+                name = (self._folder / name / _BELOW).read_text()
+            except FileNotFoundError as error:
+                raise SandboxError("runtime_gone", f"the preparation {name} isn't in {self._folder}") from error
 
     async def keep(self, name: str, folders: Folders) -> None:
-        """Keep what a session has prepared, in which nothing runs; its home and layers are new and empty then. The caller has the lock.
-        Raises SandboxError `not_made`, `not_removed`."""
+        """Keep what a session has prepared over the preparation that it uses; its own folders are new and empty then. Nothing runs in it,
+        and the caller has the lock. Raises SandboxError `not_made`, `not_removed`."""
         partial = self._folder / f".{name}"
         await asyncio.to_thread(session_folder.delete, partial)
         try:
             await asyncio.to_thread(_sync, folders.top)
-            # Without an await: nobody can cancel it half way, or remove the session between two of the three.
+            # Without an await: nobody can cancel it half way, or remove the session between two of the folders.
             partial.mkdir(mode=0o700)
-            for kept in LAYERS:
+            (partial / _BELOW).write_text(folders.prepared[0].name if folders.prepared else "")
+            for kept in (*LAYERS, *COPIES):
                 found = (layer := folders.top / kept).stat()
                 layer.rename(partial / kept)
                 layer.mkdir()
@@ -116,10 +152,17 @@ class Preparations:
     async def forget_others(self) -> None:
         """Delete the preparations that were used longest ago, if no session uses them. Raises SandboxError `not_removed`."""
         async with file_locks.held(self._lock("use")):
-            kept = sorted(self._named(), key=lambda path: path.stat().st_mtime, reverse=True)
-            used = {self.used_by(session) for session in self._sessions.iterdir() if session.is_dir()}
-            for old in kept[KEPT:]:
-                if old not in used:
+            named = sorted(self._named(), key=lambda path: path.stat().st_mtime, reverse=True)
+            tops = [path.name for path in named[:KEPT]]
+            for session in self._sessions.iterdir():
+                with suppress(OSError):
+                    tops.append((session / _USED).read_text())
+            kept: set[str] = set()
+            for top in tops:
+                with suppress(SandboxError):  # the session goes
+                    kept.update(self._and_below(top))
+            for old in named[KEPT:]:
+                if old.name not in kept:
                     old.rename(self._folder / f"{_GONE}{secrets.token_hex(8)}")
             gone = [path for path in self._folder.iterdir() if path.name.startswith(_GONE)]
         for folder in gone:

@@ -38,11 +38,12 @@ class RootLayers:
 
 @dataclass(frozen=True)
 class Folders:
-    """A session's folders, as INIT uses them. `prepared`: what an equal preparation left, under an image (`prepared`)."""
+    """A session's folders, as INIT uses them. `prepared`: what equal actions left over an image, the highest
+    first (`preparations`)."""
 
     top: Path
     has_image: bool
-    prepared: Path | None = None
+    prepared: tuple[Path, ...] = ()
 
     @property
     def home(self) -> Path:
@@ -53,7 +54,7 @@ class Folders:
         """Of `View`."""
         if not self.has_image:
             return (self.top / "workspace",)
-        return (self.prepared / "workspace",) if self.prepared else ()
+        return self._layers("workspace")
 
     @property
     def workspace_layer(self) -> Overlay | None:
@@ -63,8 +64,11 @@ class Folders:
     def root(self) -> RootLayers | None:
         if not self.has_image:
             return None
-        lower = (self.prepared / "root",) if self.prepared else ()
-        return RootLayers(lower, Overlay(self.top / "root", self.top / "root-work"))
+        return RootLayers(self._layers("root"), Overlay(self.top / "root", self.top / "root-work"))
+
+    def _layers(self, name: str) -> tuple[Path, ...]:
+        """The prepared layers that hold something."""
+        return tuple(path for one in self.prepared if any((path := one / name).iterdir()))
 
 
 class View:

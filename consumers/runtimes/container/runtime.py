@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,7 +30,7 @@ import docker
 import msgspec
 
 from consumers.runtimes import session_folder
-from consumers.runtimes.base import HOST_DISK_FULL, Handle, Labelled, Labels, Preparation, SandboxError
+from consumers.runtimes.base import HOST_DISK_FULL, Handle, Labelled, Labels, SandboxError, Step
 from consumers.runtimes.container import place
 from consumers.runtimes.container.engine import Engine, gone_is_fine
 from consumers.runtimes.container.line import Line
@@ -74,7 +74,7 @@ class ContainerBackend:
         self._was_listed = False
         self._preparing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> ContainerRuntime:
+    async def create(self, labels: Labels, spec: RuntimeSpec, steps: Sequence[Step] = ()) -> ContainerRuntime:
         """Raises InputError for the image, SandboxError `runtime_exists`, `image_unavailable`, `not_made`, `engine_failed`, and
         NotReadyError if no engine answers."""
         check_claim_id(labels.claim_id)
@@ -91,8 +91,8 @@ class ContainerBackend:
         answer = await self._make(names, MAIN, image.id, labels, spec, facts, is_host=is_host)
         facts.files = answer["files"] if answer["files"] > 0 else sys.maxsize
         _write(names.session / _FACTS, facts)
-        if prepare is not None:
-            await prepare(runtime)
+        for step in steps:
+            await step(runtime)
         return runtime
 
     async def attach(

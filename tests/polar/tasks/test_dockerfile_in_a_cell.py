@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from consumers.evaluators.harbor import Harbor
 from consumers.runtimes.base import Exec, Labels, Runtime
 from consumers.runtimes.cell.backend import CellBackend
 from consumers.runtimes.images.store import ImageStore
-from consumers.runtimes.prepare import prepare
+from consumers.runtimes.prepare import prepare, steps
 from polar.tasks.harbor_mapping import mapped
 from polar.tasks.task_sets import Member
 from tests.consumers.runtimes.images import making
@@ -83,7 +82,7 @@ def task(tmp_path: Path, blobs: BlobStore) -> TaskRequest:
 
 async def initialised(backend: CellBackend, task: TaskRequest, blobs: BlobStore) -> Runtime:
     labels = Labels("polar", "river.0", 1, claim())
-    return await backend.create(labels, task.runtime, partial(prepare, actions=task.runtime.prepare, blobs=blobs))
+    return await backend.create(labels, task.runtime, steps(task.runtime.prepare, blobs))
 
 
 def claim() -> str:

@@ -8,7 +8,6 @@ import stat
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from consumers.runtimes.cell.backend import CellBackend
 from consumers.runtimes.cell.runtime import CellRuntime
 from consumers.runtimes.cell.view import Folders
 from consumers.runtimes.images.store import ImageStore
-from consumers.runtimes.prepare import prepare
+from consumers.runtimes.prepare import prepare, steps
 from tests.consumers.runtimes.cell.test_runtime import output
 from tests.consumers.runtimes.images import making
 from tests.consumers.runtimes.images.making import Entry, Folder, Link
@@ -326,7 +325,7 @@ PREPARED = [
 
 async def prepared(backend: CellBackend, tmp_path: Path, spec: RuntimeSpec) -> CellRuntime:
     blobs = BlobStore(tmp_path / "blobs")
-    return await backend.create(labels(), spec, partial(prepare, actions=spec.prepare, blobs=blobs))
+    return await backend.create(labels(), spec, steps(spec.prepare, blobs))
 
 
 READ = "cat /etc/made made ~/made; ls"
@@ -468,3 +467,34 @@ async def test_the_host_s_settings_are_not_the_session_s(backend: CellBackend) -
         runtime = await backend.create(labels(), spec)
         ended = await runtime.exec(Exec("[ ! -w /proc/sys/kernel/core_pattern ] && [ ! -w /proc/sys/vm/swappiness ]"))
         assert ended.exit_code == 0
+
+
+async def test_equal_beginnings_are_made_once(backend: CellBackend, tmp_path: Path) -> None:
+    """As two Dockerfiles with the same first lines: only the last action of the second one is carried out."""
+    begin = [
+        {"type": "exec", "command": "echo $RANDOM$RANDOM$RANDOM | tee /etc/made /tmp/made > ~/made"},
+        {"type": "exec", "command": "cat /tmp/made > made; rm -r old"},
+    ]
+    one, other = (
+        RuntimeSpec.model_validate(
+            {"image": NAME, "prepare": [*begin, {"type": "exec", "command": f"cat /tmp/made; echo {word} > last"}]}
+        )
+        for word in ("one", "other")
+    )
+    seen = [
+        await output(await run_of(backend, await prepared(backend, tmp_path, spec), spec), f"{READ}; cat last")
+        for spec in (one, other)
+    ]
+    assert seen[0].replace("one", "other") == seen[1] != seen[0]
+    assert len(kept(tmp_path)) == 4
+
+
+async def test_of_very_many_actions_the_last_are_one(
+    backend: CellBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparations, "APART", 3)
+    actions = [{"type": "exec", "command": f"echo {n} >> made"} for n in range(5)]
+    spec = RuntimeSpec.model_validate({"image": NAME, "prepare": actions})
+    assert await output(await prepared(backend, tmp_path, spec), "cat made") == "0\n1\n2\n3\n4\n"
+    assert await output(await prepared(backend, tmp_path, spec), "cat made") == "0\n1\n2\n3\n4\n"
+    assert len(kept(tmp_path)) == 3

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from consumers.runtimes.cell.preparations import name_of
+from consumers.runtimes.cell.preparations import names_of
 from consumers.runtimes.images.store import Image
 from topics.types.task import RuntimeSpec
 
 IMAGE = Image("sha256:1", (), {}, PurePosixPath("/"), "", 0, "/bin/bash")
 
 
+PREPARE = [{"type": "exec", "command": "true"}]
+
+
 def name(**changes: Any) -> str:
-    return name_of(IMAGE, RuntimeSpec.model_validate({"image": "river:1", "workdir": "/app", **changes}))
+    return names_of(
+        IMAGE, RuntimeSpec.model_validate({"image": "river:1", "workdir": "/app", "prepare": PREPARE, **changes})
+    )[-1]
 
 
 @pytest.mark.parametrize(
@@ -25,13 +30,14 @@ def name(**changes: Any) -> str:
         {"env": {"A": "b"}},
         {"workdir": "/srv"},
         {"setup_network": "host"},
-        {"prepare": [{"type": "exec", "command": "true"}]},
+        {"memory_mb": 64},
+        {"prepare": [{"type": "exec", "command": "false"}]},
     ],
 )
 def test_what_a_preparation_sees_is_part_of_its_name(changes: dict[str, Any]) -> None:
     assert name(**changes) != name()
 
 
-@pytest.mark.parametrize("changes", [{"network": "none"}, {"verifier_network": "host"}, {"memory_mb": 64}])
+@pytest.mark.parametrize("changes", [{"network": "none"}, {"verifier_network": "host"}])
 def test_what_it_does_not_see_is_not(changes: dict[str, Any]) -> None:
     assert name(**changes) == name()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import docker
 import pytest
 
-from consumers.runtimes.base import Handle, Labels, Preparation
+from consumers.runtimes.base import Handle, Labels, Step
 from consumers.runtimes.container.runtime import ContainerBackend
 from consumers.runtimes.container.sandbox import ContainerRuntime
 from tests.compose import base, daemon
@@ -18,8 +18,8 @@ from topics.types.task import RuntimeSpec
 class ImageBackend(ContainerBackend):
     """Gives a task without an image the tests' own."""
 
-    async def create(self, labels: Labels, spec: RuntimeSpec, prepare: Preparation | None = None) -> ContainerRuntime:
-        return await super().create(labels, in_image(spec), prepare)
+    async def create(self, labels: Labels, spec: RuntimeSpec, steps: Sequence[Step] = ()) -> ContainerRuntime:
+        return await super().create(labels, in_image(spec), steps)
 
     async def attach(
         self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False
