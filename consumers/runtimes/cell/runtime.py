@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from consumers.runtimes import proctree, session_folder
 from consumers.runtimes.base import (
@@ -30,10 +29,11 @@ from consumers.runtimes.base import (
     ModelAccess,
     SandboxError,
 )
-from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits
+from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits, preparations
 from consumers.runtimes.cell.bubblewrap import HOME, TMP
 from consumers.runtimes.cell.cgroup import Group
 from consumers.runtimes.cell.enter import CellOrders
+from consumers.runtimes.cell.host import CellHost
 from consumers.runtimes.cell.limits import Limits
 from consumers.runtimes.cell.roots import Root
 from consumers.runtimes.cell.storage import StorageWatch, is_full
@@ -45,9 +45,6 @@ from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError
 from topics.types.task import Network, RuntimeSpec, Seen
 
-if TYPE_CHECKING:
-    from consumers.runtimes.cell.backend import CellBackend
-
 OUT_OF_MEMORY = 137
 """The exit code of a program that the kernel killed."""
 _GROUPS = "groups"
@@ -58,24 +55,22 @@ _OWN = {"HOME": str(HOME), "TMPDIR": str(TMP)}
 class CellRuntime:
     """One folder, used by one claim; see `base.Runtime`."""
 
-    def __init__(
-        self, backend: CellBackend, folder: Path, claim_id: str, spec: RuntimeSpec, view: View, root: Root
-    ) -> None:
+    def __init__(self, host: CellHost, folder: Path, claim_id: str, spec: RuntimeSpec, view: View, root: Root) -> None:
         """Raises InputError if `spec.workdir` leads out of the sandbox."""
-        self._backend = backend
+        self._host = host
         self._folder = folder
         self._marks = session_folder.marks(folder, claim_id)
         self._spec = spec
         self._view = view
         self._root = root
-        self._user_id = backend.user_id(folder.name)
+        self._user_id = host.user_id(folder.name)
         self._limits = limits_of(spec)
         self._recorded: list[str] = []
         self._workdir = self._inside(spec.workdir or ".", field="runtime.workdir")
 
     @property
     def handle(self) -> Handle:
-        return self._backend.folders.handle(self._folder)
+        return self._host.folders.handle(self._folder)
 
     @property
     def workspace(self) -> PurePosixPath:
@@ -175,7 +170,7 @@ class CellRuntime:
                     "guard": None,
                     "cell": cell,
                 },
-                self._backend.forks,
+                self._host.forks,
                 timeout_s=what.timeout_s,
                 stops=[full, *([stop] if stop else [])],
                 sweep=lambda: kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
@@ -223,12 +218,8 @@ class CellRuntime:
     async def can_start(self) -> bool:
         beginning = self
         if self.written == (PurePosixPath("/"),):
-            beginning = await self._backend.attach(
-                self.handle,
-                f"control-{secrets.token_hex(8)}",
-                self._spec.model_copy(update={"verifier_sees": Seen.WORKSPACE}),
-                fresh=True,
-            )
+            view = self._view.control(f"control-{secrets.token_hex(8)}", self._user_id)
+            beginning = CellRuntime(self._host, self._folder, view.claim_id, self._spec, view, self._root)
         try:
             await beginning.exec(Exec(("true",), cwd=str(HOME), log="control.log", timeout_s=CONTROL_S, is_ours=True))
         except SandboxError:
@@ -239,7 +230,7 @@ class CellRuntime:
         await kill_all(self._folder)
 
     async def remove(self) -> None:
-        await self._backend.remove(self.handle)
+        await remove(self._folder)
 
     def _storage_watch(self, group: Group | None) -> StorageWatch:
         """`group`: of the session's processes. Without cgroups they are found by their mark."""
@@ -288,10 +279,10 @@ class CellRuntime:
         if ways.ports is None:
             mounts += bubblewrap.resolver()
         # Last: a tool may lie below /tmp on this host.
-        mounts += bubblewrap.tools((*self._backend.tools, *tools))
-        programs, program_links = self._backend.programs
+        mounts += bubblewrap.tools((*self._host.tools, *tools))
+        programs, program_links = self._host.programs
         return CellOrders(
-            bubblewrap=self._backend.bubblewrap,
+            bubblewrap=self._host.bubblewrap,
             programs=programs,
             program_links=program_links,
             image=root.image_orders(view.root),
@@ -304,7 +295,7 @@ class CellRuntime:
             ports=ways.ports,
             groups=group.join_paths,
             rlimits=limits.host().rlimits(self._limits),
-            seccomp=self._backend.filter_of_images if has_image else self._backend.filter,
+            seccomp=self._host.filter_of_images if has_image else self._host.filter,
         )
 
     def _environment(self) -> dict[str, str]:
@@ -377,12 +368,21 @@ def _no_folder(cwd: str | None) -> InputError:
     return InputError("cwd", str(cwd), "is no folder in the sandbox; runtime.prepare can make it")
 
 
-def groups_of(folder: Path) -> list[str]:
+def _groups_of(folder: Path) -> list[str]:
     """The folders of a session's control groups, in each hierarchy and from each worker."""
     try:
         return list(dict.fromkeys((folder / _GROUPS).read_text().splitlines()))
     except FileNotFoundError:
         return []  # no program has run, or another worker removes the sandbox
+
+
+async def remove(folder: Path) -> None:
+    """As `Runtime.remove`, for the cells in a folder. Raises SandboxError `unkillable`, `not_removed`."""
+    groups = _groups_of(folder)
+    await kill_all(folder)
+    preparations.withhold(folder)
+    await asyncio.to_thread(session_folder.delete, folder)
+    await asyncio.to_thread(cgroup.remove, groups)
 
 
 async def kill_all(folder: Path) -> None:
@@ -391,7 +391,7 @@ async def kill_all(folder: Path) -> None:
     The kernel lists the programs, so usually no search of all processes finds that there are none. It is needed if something runs, for
     the supervisors, and if no group is seen here: the host makes none, or a worker in another container made them.
     """
-    groups = groups_of(folder)
+    groups = _groups_of(folder)
     if groups and all(os.path.isdir(group) for group in groups) and not cgroup.pids(groups):  # noqa: PTH112 - texts, as in `cgroup`
         return
     await kill_marked(RUNTIME_MARK, folder.name)

@@ -80,12 +80,17 @@ class View:
 
     def __init__(self, folders: Folders, home: Path, tmp: Path, network: Network) -> None:
         """The view of INIT."""
+        self._folders = folders
         self.home = home
         self.tmp = tmp
         self.network = network
         self.workspace: tuple[Path, ...] = folders.workspace
         self.overlay = folders.workspace_layer
         self.root = folders.root
+
+    def control(self, claim_id: str, user_id: int | None) -> ClaimView:
+        """The view of an evaluation that sees the workspace alone of a run."""
+        return ClaimView(self._folders, claim_id, Network.NONE, user_id, fresh=True)
 
     async def make(self) -> None:
         """Make the folders that are missing. Raises SandboxError `not_made`."""
@@ -96,7 +101,7 @@ class ClaimView(View):
 
     def __init__(self, folders: Folders, claim_id: str, network: Network, user_id: int | None, *, fresh: bool) -> None:
         """`user_id`: the owner of what is made, as for `give`."""
-        self._folders = folders
+        self.claim_id = claim_id
         self._own = own = folders.top / "views" / claim_id
         super().__init__(folders, own / "home", own / "tmp", network)
         self._user_id = user_id

@@ -116,7 +116,7 @@ def test_limits_and_hosts_that_it_can_not_keep_are_refused() -> None:
 async def test_it_takes_the_place_of_a_cell_where_a_worker_trusts_its_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("consumers.runtimes.cell.runtime.CHECK_S", 0.0)  # no cell is that quick
+    monkeypatch.setattr("consumers.runtimes.cell.backend.CHECK_S", 0.0)  # no cell is that quick
     for trusts, abi, expected in ((True, 7, "landlock"), (True, guarded.LEAST_ABI - 1, "process"), (False, 7, None)):
         monkeypatch.setattr(landlock, "abi", lambda abi=abi: abi)
         context = WorkerContext(Settings(data=tmp_path, trust_tasks=trusts), lambda: True, lambda: None)

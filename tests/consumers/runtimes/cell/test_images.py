@@ -94,7 +94,7 @@ async def test_programs_see_the_image_and_nothing_of_the_host(backend: CellBacke
         "/app\nfrom the image\nRhine /home/agent\n0\n"
     )
     seen = set((await output(runtime, "ls /")).split())
-    tools = {path.parts[1] for path in backend.tools}
+    tools = {path.parts[1] for path in backend.host.tools}
     assert (
         seen - tools
         == {"app", "bin", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "tmp", "usr"} - tools

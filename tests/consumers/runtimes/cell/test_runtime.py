@@ -119,7 +119,7 @@ async def test_a_program_has_no_capability_and_makes_no_namespace(runtime: CellR
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who isn't root has one user id")
 async def test_each_session_of_a_privileged_worker_has_a_user_of_its_own(backend: CellBackend, claim: str) -> None:
-    if backend.user_id(claim) is None:
+    if backend.host.user_id(claim) is None:
         pytest.skip("this root has no other user's id to give")
     found = set()
     for number in (1, 2):

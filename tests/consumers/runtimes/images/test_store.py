@@ -144,7 +144,7 @@ async def test_a_layer_that_an_image_has_twice_counts_where_it_is_uppermost(
 @pytest.mark.parametrize("compress", [making.plain, making.zstandard])
 async def test_other_compressions_are_read(store: ImageStore, registry: Registry, compress: Any) -> None:
     registry.add("test/agent", making.image([BASE], compress=compress))
-    assert (await store.get("test/agent")).shell == "sh"
+    assert (await store.get("test/agent")).shell == "/bin/sh"
 
 
 async def test_layouts_and_archives_of_this_disk_are_sources(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ async def test_a_registry_in_trouble_is_asked_again(
     assert caught.value.code == UNAVAILABLE
     assert everything(tmp_path) == set()
     registry.status.clear()
-    assert (await store.get("test/agent")).shell == "sh"
+    assert (await store.get("test/agent")).shell == "/bin/sh"
 
 
 @pytest.mark.parametrize("fault", ["cut", "corrupt"])
@@ -430,7 +430,7 @@ async def test_programs_of_this_host_run_in_an_image_of_them(
 ) -> None:
     registry.add("test/host", making.image([making.host_layer()]))
     image = await store.get("test/host")
-    assert image.shell == "bash"
+    assert image.shell == "/bin/bash"
     command = ["unshare", "-Ur", "chroot", str(image.layers[0]), "/bin/bash", "-c", "cat /etc/passwd; ls /usr/bin/sh"]
     ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
     if "unshare" in ended.stderr:
