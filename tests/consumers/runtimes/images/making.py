@@ -22,7 +22,7 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 FOREIGN_LAYER = "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
 PROGRAMS = (
-    *("bash", "cat", "chmod", "chown", "cp", "dirname", "env", "head", "id", "ln", "ls", "mkdir", "mv"),
+    *("bash", "cat", "chmod", "chown", "cp", "dirname", "env", "head", "id", "ln", "ls", "mkdir", "mkfifo", "mv"),
     *("readlink", "rm", "sleep", "stat", "tail", "tee", "touch", "true", "wc"),
 )
 
