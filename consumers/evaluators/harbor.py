@@ -64,6 +64,8 @@ class Harbor:
                 "no_test_script",
                 "there is no /tests/test.sh; upload the task's tests to /tests with runtime.eval_prepare, as `polar tasks import` does",
             )
+        if ready.exit_code != 0 and not any(LOGS.is_relative_to(top) for top in case.runtime.written):
+            raise EvaluationError("no_log_folder", f"{LOGS} can't be made: {ready.output_end}")
         if ready.exit_code != 0:
             return Verdict(0.0, reason=f"{LOGS} can't be made new: {ready.output_end}")
         try:

@@ -47,7 +47,8 @@ class SandboxError(Exception):
     """The sandbox failed, not the program in it.
 
     `code` is stable: `runtime_gone`, `runtime_exists`, `prepare_failed`, `not_started`, `supervisor_lost`, `unkillable`,
-    `not_removed`, `not_made`, `host_out_of_memory`, `image_unavailable`. HOST_DISK_FULL: the disk is full, and not by this session.
+    `not_removed`, `not_made`, `host_out_of_memory`, `image_unavailable`, `engine_failed`,
+    `files_failed`. HOST_DISK_FULL: the disk is full, and not by this session.
     STORAGE_EXCEEDED: the files that the agent left fill the disk.
     """
 
@@ -230,8 +231,8 @@ class RuntimeBackend(Protocol):
     """Makes and finds the runtimes of one kind on one host."""
 
     async def create(self, labels: Labels, spec: RuntimeSpec, steps: Sequence[Step] = ()) -> Runtime:
-        """A labelled sandbox, empty or as `steps` leave it. They carry out the actions of `spec.prepare` (`prepare.py`), on any runtime; if
-        what equal ones left is still there, they aren't taken."""
+        """A labelled sandbox, empty or as `steps` leave it. They carry out the actions of `spec.prepare` (`prepare.py`), on any runtime. A
+        backend may keep what equal actions left, and skip their steps."""
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> Runtime:
         """The runtime of `handle`, for the claim `claim_id`. SandboxError `runtime_gone`.

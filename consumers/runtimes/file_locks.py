@@ -9,8 +9,8 @@ from pathlib import Path
 
 import filelock
 
-POLL_S = 0.02
-"""Between two looks at a lock that somebody else holds."""
+FIRST_S, LONGEST_S = 0.02, 0.5
+"""Pauses between two looks at a lock that somebody else holds: each is twice the one before it."""
 
 
 def lock(file: Path) -> filelock.BaseFileLock:
@@ -22,12 +22,14 @@ def lock(file: Path) -> filelock.BaseFileLock:
 async def held(file: Path) -> AsyncIterator[None]:
     """Hold a lock against other processes, and against other tasks of this one."""
     mine = lock(file)
+    pause = FIRST_S
     while True:
         try:
             mine.acquire(timeout=0)
             break
         except filelock.Timeout:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_S)
     try:
         yield
     finally:

@@ -84,7 +84,7 @@ async def launch(
         finally:
             with suppress(OSError):
                 line.shutdown(socket.SHUT_WR)  # a supervisor that hasn't reported kills now
-            await _to_the_end(_bury(report, sweep))
+            await to_the_end(_bury(report, sweep))
     if report.cancelled():
         # Not even its socket closed: it was never forked, because the server hangs.
         forks.replace()
@@ -137,7 +137,7 @@ async def _bury(report: asyncio.Task[bytes], sweep: Callable[[], Awaitable[None]
         report.cancel()  # no process of ours has the socket any more
 
 
-async def _to_the_end(ending: Coroutine[None, None, None]) -> None:
+async def to_the_end(ending: Coroutine[None, None, None]) -> None:
     """Await `ending` to its end, however often we are cancelled meanwhile; it has deadlines of its own."""
     task = asyncio.create_task(ending, name="supervisor-end")
     cancelled: asyncio.CancelledError | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import PurePosixPath
@@ -11,6 +12,10 @@ from consumers.runtimes.upload import CONTENT, Upload
 from topics.environment.blobs import BlobStore
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import PrepareAction
+
+
+class TargetError(InputError):
+    """A target takes no upload, and the run can't be the cause."""
 
 
 async def prepare(
@@ -64,6 +69,9 @@ async def _upload(runtime: Runtime, action: PrepareAction, blobs: BlobStore, whe
     except InputError as error:
         if error.field == CONTENT:
             raise InputError(f"{where}.{CONTENT}", error.value, error.reason) from error
-        raise InputError(f"{where}.target", action.target, error.reason) from error
+        place = PurePosixPath(os.path.normpath(runtime.workspace / action.target))
+        is_runs = any(place.is_relative_to(top) for top in runtime.written)
+        kind = InputError if is_runs else TargetError
+        raise kind(f"{where}.target", action.target, error.reason) from error
     except NotReadyError as error:
         raise NotReadyError(f"{where}: {error}") from error

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict, checked
 from consumers.runtimes.base import HOST_DISK_FULL, STORAGE_EXCEEDED, Runtime, SandboxError
-from consumers.runtimes.prepare import prepare
+from consumers.runtimes.prepare import TargetError, prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
@@ -138,6 +138,8 @@ def _own_failures() -> Iterator[None]:
 async def _is_agents(error: SandboxError | InputError, runtime: Runtime) -> bool:
     """Whether what the agent left can be why an action before the tests failed: its command, its target or its folder, not what it
     uploads."""
+    if isinstance(error, TargetError):
+        return False
     if isinstance(error, InputError):
         return not error.field.endswith((".source", ".content"))
     return error.code == "prepare_failed" or (error.code == "not_started" and await runtime.can_start())

@@ -84,7 +84,9 @@ FIELDS: Mapping[str, Rule] = {
     "environment.cpus": _carried("runtime.cpus"),
     "environment.memory_mb": _carried("runtime.memory_mb"),
     "environment.storage_mb": _carried("runtime.storage_mb"),
-    "environment.gpus": _unbuilt("no sandbox has GPUs yet", neutral=(0,)),
+    "environment.gpus": _unbuilt(
+        "cells have no GPUs; give runtime.gpus and the runtime docker in the template", "runtime.gpus", neutral=(0,)
+    ),
     "environment.gpu_types": _unbuilt("no sandbox has GPUs yet"),
     "environment.tpu": _unbuilt("no sandbox has TPUs"),
     "environment.mcp_servers": _unbuilt("harnesses get no MCP servers yet; the agent would lack tools of the task"),

@@ -1,4 +1,5 @@
-"""The user's cache of downloads, which all data folders share (Kafka's jars, harness CLIs).
+"""The user's cache of downloads, which all data folders share (Kafka's jars, harness CLIs; images by rules of their own,
+`consumers/runtimes/images/store.py`).
 
 Invariant: an entry is complete, or it is replaced. One process at a time builds it in a folder beside it and renames that into place.
 Callers decide what an entry holds, when it is complete, and whether it is read-only.

@@ -49,8 +49,8 @@ RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
 """A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
 
 TaskId = Annotated[str, StringConstraints(pattern=f"^{ids.TASK_ID}$")]
-IMAGE_NAME_LIMIT = 1024
-"""Characters."""
+IMAGE_NAME_LIMIT = 512
+"""Characters: a registry's name (255), a tag (128) and a digest (71) fit."""
 POOL_NAME = f"^{ids.NAME}$"
 PoolName = Annotated[str, StringConstraints(pattern=POOL_NAME)]
 TopicName = Annotated[str, StringConstraints(pattern=f"^{ids.NAME}$")]

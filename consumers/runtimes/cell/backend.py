@@ -29,8 +29,9 @@ from consumers.runtimes.cell.runtime import (
     remove,
 )
 from consumers.runtimes.cell.storage import record_prepared
-from consumers.runtimes.cell.view import IMAGE_FOLDERS, ClaimView, Folders, View, give, give_all
+from consumers.runtimes.cell.view import IMAGE_FOLDERS, ClaimView, Folders, View, copy, give
 from consumers.runtimes.images.store import Image, ImageStore
+from consumers.runtimes.launch import to_the_end
 from consumers.runtimes.session_folder import CLAIM_MARK, SessionFolders, check_claim_id, kill_marked
 from topics.environment import cache
 from topics.types.errors import NotReadyError
@@ -70,7 +71,7 @@ class CellBackend:
     async def _prepared(
         self, runtime: CellRuntime, image: Image, spec: RuntimeSpec, steps: Sequence[Step]
     ) -> CellRuntime:
-        """A new runtime with what the steps leave. Those steps are taken whose preparations this host doesn't have."""
+        """A new runtime, prepared. Takes only the steps whose preparations this host lacks."""
         folder = self.folders.root / runtime.handle["id"]
         names, kept = preparations.names_of(image, spec), self._preparations
         if done := await kept.use(names, folder):
@@ -92,7 +93,8 @@ class CellBackend:
         """The runtime of a session that begins with the preparation that it uses, in its own copies of home and /tmp."""
         folders = self._folders_of(folder, image)
         try:
-            await asyncio.to_thread(self._copy, folders.prepared[0], folder)
+            # To its end, however often it is cancelled: whoever removes the session must not meet a thread that writes to it.
+            await to_the_end(asyncio.to_thread(self._copy, folders.prepared[0], folder))
         except (OSError, RecursionError) as error:
             if isinstance(error, OSError) and is_lack_of_space(error):
                 raise host_disk_full(folder) from error
@@ -115,8 +117,7 @@ class CellBackend:
     def _copy(self, prepared: Path, folder: Path) -> None:
         for name in preparations.COPIES:
             shutil.rmtree(folder / name)
-            shutil.copytree(prepared / name, folder / name, symlinks=True)
-            give_all(folder / name, self.host.user_id(folder.name))
+            copy(prepared / name, folder / name, self.host.user_id(folder.name))
 
     async def attach(self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False) -> CellRuntime:
         check_claim_id(claim_id)

@@ -20,6 +20,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -324,8 +325,13 @@ class _Root:
     def file(self, inside: str) -> int:
         parent, _, name = inside.rpartition("/")
         folder = self.folder(parent)
-        with self._as_owner(), suppress(FileExistsError):
-            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder))
+        with self._as_owner():
+            # A link gives way, in the session's own layer: it often leads to /run, which bubblewrap covers.
+            with suppress(OSError):
+                if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=folder)
+            with suppress(FileExistsError):
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder))
         os.close(folder)
         return open_in_root(self._root, inside, os.O_PATH | os.O_CLOEXEC)
 

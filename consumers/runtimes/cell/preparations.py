@@ -19,14 +19,17 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+import structlog
+
 from consumers.runtimes import file_locks, session_folder
-from consumers.runtimes.base import SandboxError, Step
+from consumers.runtimes.base import SandboxError
 from consumers.runtimes.cell.view import Folders
 from consumers.runtimes.images.store import Image
 from topics.environment import private_files
 from topics.types.task import LIMITS, PrepareAction, RuntimeSpec
 
 T = TypeVar("T")
+log = structlog.get_logger()
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 KEPT = 256
@@ -56,18 +59,14 @@ def names_of(image: Image, spec: RuntimeSpec) -> list[str]:
     )
     name = _digest([image.digest, decisive])
     names = []
-    for group in _groups(spec.prepare):
+    for group in grouped(spec.prepare):
         name = _digest([name, [_decisive(action) for action in group]])
         names.append(name)
     return names
 
 
-def grouped(steps: Sequence[Step]) -> list[Sequence[Step]]:
-    """The steps of each preparation of `names_of`."""
-    return _groups(steps)
-
-
-def _groups(actions: Sequence[T]) -> list[Sequence[T]]:
+def grouped(actions: Sequence[T]) -> list[Sequence[T]]:
+    """The actions, or their steps, of each preparation of `names_of`."""
     apart: list[Sequence[T]] = [[action] for action in actions[: APART - 1]]
     return apart + ([actions[APART - 1 :]] if len(actions) >= APART else [])
 
@@ -150,7 +149,7 @@ class Preparations:
             raise SandboxError("not_made", f"the preparation of {folders.top.name} can't be kept: {error}") from error
 
     async def forget_others(self) -> None:
-        """Delete the preparations that were used longest ago, if no session uses them. Raises SandboxError `not_removed`."""
+        """Delete the preparations that were used longest ago, if no session uses them."""
         async with file_locks.held(self._lock("use")):
             named = sorted(self._named(), key=lambda path: path.stat().st_mtime, reverse=True)
             tops = [path.name for path in named[:KEPT]]
@@ -166,7 +165,12 @@ class Preparations:
                     old.rename(self._folder / f"{_GONE}{secrets.token_hex(8)}")
             gone = [path for path in self._folder.iterdir() if path.name.startswith(_GONE)]
         for folder in gone:
-            await asyncio.to_thread(session_folder.delete, folder)
+            try:
+                await asyncio.to_thread(session_folder.delete, folder)
+            except SandboxError as error:
+                log.warning(
+                    "an old preparation stays", action="preparation.not_removed", folder=str(folder), why=str(error)
+                )
 
     def _named(self) -> list[Path]:
         return [path for path in self._folder.iterdir() if not path.name.startswith(".")]

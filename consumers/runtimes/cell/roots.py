@@ -6,7 +6,6 @@ that user has no capabilities: a program can change every file, but not give one
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -17,13 +16,12 @@ from consumers.runtimes.cell.enter import ImageOrders, Mount
 from consumers.runtimes.cell.view import RootLayers
 from consumers.runtimes.images import merged
 from consumers.runtimes.images.store import Image
+from consumers.runtimes.images.workspace import KERNELS, workspace_of
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_KERNELS = ("/proc", "/dev", "/run", "/sys")
-"""Bubblewrap mounts the first three anew for each program."""
 _HOSTS = {"/etc/hosts": bubblewrap.FILES["/etc/hosts"]}
 _PIPEFAIL = "if (set -o pipefail) 2>/dev/null; then set -o pipefail; fi\n"
 """Not every shell has it; `set` would end one that hasn't."""
@@ -63,7 +61,7 @@ class Root:
         """Whether a file at this path can belong to the session."""
         if self.image is None:
             return any(path.is_relative_to(top) for top in (self.workspace, HOME, TMP))
-        return not any(path.is_relative_to(top) for top in _KERNELS)
+        return not any(path.is_relative_to(top) for top in KERNELS)
 
     def image_orders(self, layers: RootLayers | None) -> ImageOrders | None:
         """`layers`: the session's over the image."""
@@ -96,7 +94,7 @@ def image_root(image: Image, spec: RuntimeSpec) -> Root:
     if not image.shell:
         raise InputError("runtime.image", spec.image, "has no program bash or sh, with which commands are run")
     own = {"PATH": PATH, "LANG": "C.UTF-8", "USER": image.user.partition(":")[0] or "root"}
-    workspace = _workspace(image, spec)
+    workspace = workspace_of(image.workdir, spec)
     if merged.is_behind_link(image.layers, str(workspace)):
         raise InputError(
             "runtime.image",
@@ -109,24 +107,6 @@ def image_root(image: Image, spec: RuntimeSpec) -> Root:
         environment=own | dict(image.environment),
         shell=image.shell,
         image=image,
-        folders=_KERNELS[:3],
+        folders=KERNELS[:3],  # bubblewrap mounts these anew for each program
         files=_HOSTS,
     )
-
-
-def _workspace(image: Image, spec: RuntimeSpec) -> PurePosixPath:
-    given = PurePosixPath(spec.workdir or "")
-    name, value = ("runtime.workdir", str(given)) if given.is_absolute() else ("runtime.image", str(spec.image))
-    found = given if given.is_absolute() else image.workdir
-    if found == PurePosixPath("/") and not given.is_absolute():
-        return WORKSPACE
-    found = PurePosixPath(os.path.normpath(found))
-    others = (HOME, TMP, *map(PurePosixPath, _KERNELS))
-    if any(found.is_relative_to(other) or other.is_relative_to(found) for other in others):
-        place = "" if given.is_absolute() else f"its working directory {found} "
-        raise InputError(
-            name,
-            value,
-            f"{place}can't be the workspace; set runtime.workdir to a folder outside of {HOME}, {TMP} and /run",
-        )
-    return found

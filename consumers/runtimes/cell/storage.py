@@ -169,7 +169,8 @@ class StorageWatch:
         """One sentence if the disk lacks its reserve and this session is the cause."""
         if self._prepared is None or not lacks_reserve(self._folder):
             return ""
-        sessions = sum(1 for entry in os.scandir(os.path.dirname(self._folder)) if entry.is_dir())  # noqa: PTH120 - a text
+        entries = os.scandir(os.path.dirname(self._folder))  # noqa: PTH120 - a text
+        sessions = sum(1 for entry in entries if entry.is_dir() and not entry.name.startswith("."))
         free = max(self._prepared.free, self._free_at_start)
         share = max(0, free - reserve(self._folder)) // max(1, sessions)
         if (grown := usage.bytes - self._prepared.used) <= share:

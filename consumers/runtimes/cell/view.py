@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +90,7 @@ class View:
         self.root = folders.root
 
     def control(self, claim_id: str, user_id: int | None) -> ClaimView:
-        """The view of an evaluation that sees the workspace alone of a run."""
+        """The view of an evaluation that sees only the run's workspace."""
         return ClaimView(self._folders, claim_id, Network.NONE, user_id, fresh=True)
 
     async def make(self) -> None:
@@ -138,17 +139,28 @@ class ClaimView(View):
             if not self._own.is_dir():
                 try:
                     await asyncio.to_thread(self._make)
-                except OSError as error:
+                except (OSError, RecursionError) as error:
                     # A half of a view would be used as a whole one by the next call.
                     await asyncio.to_thread(shutil.rmtree, self._own, ignore_errors=True)
                     raise SandboxError("not_made", f"the home of {self._own.name} can't be made: {error}") from error
 
     def _make(self) -> None:
-        shutil.copytree(self._folders.home, self.home, symlinks=True)
-        give_all(self.home, self._user_id)
+        copy(self._folders.home, self.home, self._user_id)
         for path in (self.tmp, *self._layers):
             path.mkdir()
             give(path, self._user_id)
+
+
+def copy(source: Path, target: Path, user_id: int | None) -> None:
+    """Copy a folder and make it the user's. Sockets, pipes and devices are left out: nobody serves them in the copy."""
+    shutil.copytree(source, target, symlinks=True, ignore=_special)
+    give_all(target, user_id)
+
+
+def _special(folder: str, names: list[str]) -> list[str]:
+    modes = {name: os.lstat(f"{folder}/{name}").st_mode for name in names}
+    kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
+    return [name for name, mode in modes.items() if not any(is_kind(mode) for is_kind in kinds)]
 
 
 def give(path: Path, user_id: int | None) -> None:

@@ -9,6 +9,7 @@ Not kept: extended attributes, and owners, since all files that a run can make a
 
 from __future__ import annotations
 
+import errno
 import io
 import marshal
 import os
@@ -24,6 +25,10 @@ Listing: TypeAlias = dict[str, tuple[int, int, int]]
 """By path relative to the workspace: inode, ctime in ns, type of file."""
 
 
+_UNREACHABLE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""No path leads there: the entry has gone, or lies too deep. It isn't carried."""
+
+
 def listing(root: str) -> Iterator[tuple[str, os.stat_result]]:
     """All entries below `root`, a folder before what is in it. What can't be listed is made so: its owner reads it."""
     folders = [""]
@@ -33,7 +38,9 @@ def listing(root: str) -> Iterator[tuple[str, os.stat_result]]:
             path = prefix + name
             try:
                 found = os.lstat(f"{root}/{path}")
-            except FileNotFoundError:
+            except OSError as error:
+                if error.errno not in _UNREACHABLE:
+                    raise
                 continue
             yield path, found
             if stat.S_ISDIR(found.st_mode):
@@ -171,6 +178,10 @@ def _names(folder: str) -> list[str]:
         except PermissionError:  # another user's, from the image: no program has changed it
             return []
         return os.listdir(folder)  # noqa: PTH208 - as above
+    except OSError as error:
+        if error.errno in _UNREACHABLE:
+            return []
+        raise
 
 
 def _open_up(folder: str, modes: dict[str, tuple[int, int]]) -> None:

@@ -58,7 +58,7 @@ def serve(line: socket.socket, message: dict[str, Any], descriptors: list[int]) 
         answer(line, {"error": str(error), "is_content": True})
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else path
-        answer(line, {"error": f"{name}: {error.strerror or error}", "errno": error.errno or 0})
+        answer(line, {"error": f"{name!r}: {error.strerror or error}", "errno": error.errno or 0})
     except EOFError as error:
         answer(line, {"error": str(error), "errno": 0})
 

@@ -216,10 +216,14 @@ async def _greet(
     with line:
         socket.send_fds(line, [json.dumps({"folders": plan.folders}).encode()], [kept.fileno()])
         data = b""
-        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-            if not (more := await loop.sock_recv(line, 65536)):
-                raise SandboxError("not_made", f"the container of {plan.name} ended while it started")
-            data += more
+        try:
+            async with asyncio.timeout_at(end):
+                while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+                    if not (more := await loop.sock_recv(line, 65536)):
+                        raise SandboxError("not_made", f"the container of {plan.name} ended while it started")
+                    data += more
+        except TimeoutError:
+            raise SandboxError("not_made", f"the container of {plan.name} didn't answer in {START_S:g} s") from None
     answer: dict[str, Any] = json.loads(data[4:])
     return answer
 

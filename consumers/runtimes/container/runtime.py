@@ -37,13 +37,12 @@ from consumers.runtimes.container.line import Line
 from consumers.runtimes.container.place import ROOT_LABEL, RUNTIME_LABEL, Plan
 from consumers.runtimes.container.sandbox import CHANGED, HOME, NAME, ContainerRuntime, Facts, Names, lines_of
 from consumers.runtimes.container.toolbox import Toolbox
+from consumers.runtimes.images.workspace import workspace_of
 from consumers.runtimes.session_folder import SessionFolders, check_claim_id
 from topics.environment import cache
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import Network, RuntimeSpec
 
-WORKSPACE = "/workspace"
-"""Where an image names no working directory."""
 MAIN, RUN, VIEWS = "main", "run", "views"
 """Folders in a session's: of its first container, of the run's if it has another, and of those of evaluations."""
 
@@ -83,7 +82,8 @@ class ContainerBackend:
                 "runtime.image", spec.image, "a container needs an image; name one, like image: python:3.12"
             )
         image = await self._engine.image(spec.image)
-        facts = Facts(image.id, dict(image.env), image.workspace or WORKSPACE, 0, _tools())
+        workspace = workspace_of(PurePosixPath(image.workspace or "/"), spec)
+        facts = Facts(image.id, dict(image.env), str(workspace), 0, _tools())
         names = Names(self.folders.root, self.folders.root / labels.claim_id, labels.claim_id)
         runtime = self._runtime(names, spec, facts, MAIN, spec.setup_network)
         self.folders.new(labels, ("logs", VIEWS))

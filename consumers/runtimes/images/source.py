@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from topics.types.errors import InputError
+from topics.types.task import IMAGE_NAME_LIMIT
 
 FIELD = "runtime.image"
 PUBLIC = frozenset(
@@ -23,8 +24,6 @@ PUBLIC = frozenset(
 """Registries whose images any task may name; and those below `.pkg.dev`, which are Google's."""
 _PUBLIC_BELOW = ".pkg.dev"
 WILDCARD = "/*"
-NAME_LIMIT = 512
-"""Characters of a name in a task: a registry's name (255), a tag (128) and a digest (71) fit."""
 PATH_LIMIT = 4096
 REPOSITORY_LIMIT = 255
 """Characters of a reference without tag and digest (distribution's reference package, NameTotalLengthMax)."""
@@ -80,8 +79,10 @@ class _Reference:
 
 def resolve(name: str, names: Mapping[str, str], *, trusts_tasks: bool) -> Source:
     """What `name` stands for, by the worker's `[images]`. Raises InputError for the name, and for a value of `names`."""
-    if len(name) > NAME_LIMIT or not _PRINTABLE.fullmatch(name):
-        raise InputError(FIELD, name, f"must be the name of an image: at most {NAME_LIMIT} characters, without spaces")
+    if len(name) > IMAGE_NAME_LIMIT or not _PRINTABLE.fullmatch(name):
+        raise InputError(
+            FIELD, name, f"must be the name of an image: at most {IMAGE_NAME_LIMIT} characters, without spaces"
+        )
     if (value := names.get(name)) is not None:
         return parse(value, _setting(name))
     prefixes = [key for key in names if key.endswith(WILDCARD) and name.startswith(key[:-1])]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from consumers.runtimes.base import Exec, SandboxError
-from consumers.runtimes.prepare import prepare
+from consumers.runtimes.prepare import TargetError, prepare
 from consumers.runtimes.process import ProcessRuntime
 from tests.uploading import actions_of
 from topics.environment.blobs import BlobStore
@@ -69,8 +69,10 @@ async def test_a_target_that_cannot_be_names_the_action_and_the_field(
     await runtime.write_file("file", b"")
     path, _, reason = target.partition(": ")
     actions = actions_of([{"type": "upload_file", "source": __file__, "target": path}], blobs)
-    with pytest.raises(InputError, match=rf"runtime.eval_prepare\[0\].target: {reason}"):
+    with pytest.raises(InputError, match=rf"runtime.eval_prepare\[0\].target: {reason}") as raised:
         await prepare(runtime, actions, blobs, field="runtime.eval_prepare")
+    # Where the run could write, it may be the cause.
+    assert isinstance(raised.value, TargetError) == (path == "/etc/x")
 
 
 async def test_an_upload_without_content_is_refused_with_the_way_out(runtime: ProcessRuntime, blobs: BlobStore) -> None:

@@ -26,7 +26,7 @@ from tests.uploading import actions_of
 from tests.waiting import eventually
 from topics.environment.blobs import BlobStore
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec, Seen
+from topics.types.task import Network, RuntimeSpec, Seen
 
 pytestmark = pytest.mark.contract
 
@@ -498,3 +498,20 @@ async def test_of_very_many_actions_the_last_are_one(
     assert await output(await prepared(backend, tmp_path, spec), "cat made") == "0\n1\n2\n3\n4\n"
     assert await output(await prepared(backend, tmp_path, spec), "cat made") == "0\n1\n2\n3\n4\n"
     assert len(kept(tmp_path)) == 3
+
+
+async def test_sockets_and_pipes_that_a_preparation_leaves_are_left_out(backend: CellBackend, tmp_path: Path) -> None:
+    spec = RuntimeSpec.model_validate(
+        {"image": NAME, "prepare": [{"type": "exec", "command": "mkfifo ~/pipe /tmp/pipe; echo x > ~/file"}]}
+    )
+    for _ in range(2):
+        run = await run_of(backend, await prepared(backend, tmp_path, spec), spec)
+        assert await output(run, "ls ~") == "file\n"
+
+
+async def test_names_are_resolved_in_an_image_whose_resolver_is_a_link(tmp_path: Path, images: Images) -> None:
+    store = images(APP | {"etc/resolv.conf": Link("../run/systemd/resolve/stub-resolv.conf")})
+    backend = CellBackend(tmp_path / "runtimes", store)
+    runtime = await backend.create(labels(), RuntimeSpec(image=NAME, setup_network=Network.HOST))
+    assert await output(runtime, "cat /etc/resolv.conf") == Path("/etc/resolv.conf").read_text()
+    await remove_all(backend)

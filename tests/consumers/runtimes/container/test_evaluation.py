@@ -8,6 +8,7 @@ import pytest
 from consumers.runtimes.base import Exec, Labels, Runtime
 from consumers.runtimes.container.runtime import ContainerBackend
 from tests.consumers.runtimes.container.conftest import things_of
+from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
 pytestmark = pytest.mark.docker
@@ -115,3 +116,14 @@ async def test_a_folder_of_programs_that_still_run_is_carried_once_they_are_kill
     await run.exec(Exec("mkdir -p many; for n in $(seq 300); do echo $n >many/$n; done"))
     evaluation = await evaluation_of(backend, run, f"{claim}-evaluate")
     assert await output(evaluation, "ls many | wc -l; cat many/300") == "300\n300\n"
+
+
+async def test_an_absolute_workdir_is_the_workspace(backend: ContainerBackend, claim: str) -> None:
+    spec = RuntimeSpec(workdir="/srv/app")
+    made = await backend.create(Labels("polar", "task.0", 1, claim), spec)
+    assert await output(made, "pwd") == "/srv/app\n"
+    await output(await backend.attach(made.handle, f"{claim}-run", spec), "echo run >file")
+    evaluation = await backend.attach(made.handle, f"{claim}-evaluation", spec, fresh=True)
+    assert await output(evaluation, "cat /srv/app/file") == "run\n"
+    with pytest.raises(InputError, match=r"runtime\.workdir"):
+        await backend.create(Labels("polar", "task.0", 1, f"{claim}-b"), RuntimeSpec(workdir="/proc/x"))
