@@ -64,6 +64,7 @@ async def run_builder(settings: Settings, stop: asyncio.Event, metrics: Metrics 
             GROUP,
             completions.TOPIC,
             lambda p, fenced: PartitionBuilder(settings, p, fenced, producer, counters).run(),
+            writes=(completions.TOPIC, trajectories.TOPIC, trajectories.EVAL, events.TOPIC, webhooks.TOPIC),
         )
         counters.register(metrics or Metrics(), heart, lambda: len(owner.partitions))
         await owner.run(stop)

@@ -19,7 +19,7 @@ from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.scheduling.scheduler import Scheduler
 from consumers.coordinator.scheduling.shares import ROLE
 from consumers.metrics import Metrics
-from topics import events, fleet, workers
+from topics import completions, events, fleet, sessions, workers
 from topics.environment.claim_keys import ClaimKeys
 from topics.environment.settings import Settings
 from topics.fleet import FleetRecord, FleetView
@@ -76,7 +76,9 @@ class Coordinator:
         self._workers_lost = 0
         self._left: set[str] = set()
         """Processes that announced their end and have no claims: their silence is no loss."""
-        self._owner = PartitionOwner(settings, "coordinator", events.TOPIC, self._run_partition)
+        self._owner = PartitionOwner(
+            settings, "coordinator", events.TOPIC, self._run_partition, writes=(sessions.TOPIC, completions.TOPIC)
+        )
         self._heart = HeartbeatSender(settings, self._heartbeat)
         self._signs = Follower(
             settings, workers.TOPIC, self._on_sign, since=Since.ago(HEARTBEATS_FROM_S), letters=self._producer

@@ -1,8 +1,8 @@
 """Kafka clients with the settings that the protocol requires, behind typed Protocols of the aiokafka calls that we use.
 
 aiokafka ships no types, so only this module imports it (and `topics/log/partition.py` its partitioner, `rights.py` its requests
-about ACLs). `stop` ends any client within a deadline; aiokafka's own stop hangs while no broker answers (protocol 19). Retries and
-replacements are left to the callers.
+about ACLs, `hanging.py` its protocol). `stop` ends any client within a deadline; aiokafka's own stop hangs while no broker answers
+(protocol 19). Retries and replacements are left to the callers.
 """
 
 from __future__ import annotations

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from topics.contract.topic import MIB, Topic
 from topics.environment.settings import Settings
-from topics.log import kafka, membership
+from topics.log import hanging, kafka, membership
 from topics.log.refusals import KafkaRefusedError, refusal
 from topics.waiting.backoff import Backoff
 
@@ -35,6 +36,8 @@ RESTART = Backoff(first_s=0.5, longest_s=2.0)
 """Between a failed transaction and the next try. A broker needs the first pause to elect a leader; with the longest, brokers that are away
 for a minute aren't asked hundreds of times."""
 POLL_MS = 500
+WATCH_S = 30.0
+"""Between two looks for hanging transactions. Kafka ends one that is merely abandoned within `TRANSACTION_TIMEOUT_MS` and 10 s."""
 
 log = structlog.get_logger()
 
@@ -103,6 +106,12 @@ class FencedProducer:
     async def commit(self) -> None:
         await self._guarded(self._producer.commit_transaction())
 
+    async def end_hanging(self, partitions: Iterable[kafka.TopicPartition], *, commits: bool) -> None:
+        """End what hangs of this id's earlier transactions on these partitions, by a transaction without a record."""
+        await self.begin()
+        hanging.add_to_transaction(self._producer, partitions)
+        await self._guarded(self._producer.commit_transaction() if commits else self._producer.abort_transaction())
+
     async def _guarded(self, step: Awaitable[object], deadline_s: float = STEP_S) -> None:
         try:
             async with asyncio.timeout(deadline_s):
@@ -165,14 +174,22 @@ Keeper = Callable[[int, FencedProducer], Awaitable[None]]
 
 
 class PartitionOwner:
-    """Runs one keeper for each partition of `topic` that the group assigns to this process."""
+    """Runs one keeper for each partition of `topic` that the group assigns to this process.
 
-    def __init__(self, settings: Settings, group: str, topic: Topic, keep: Keeper) -> None:
+    `writes`: the topics to which a keeper writes, records of its own partition's number.
+    """
+
+    def __init__(
+        self, settings: Settings, group: str, topic: Topic, keep: Keeper, *, writes: Sequence[Topic] = ()
+    ) -> None:
         self._settings = settings
+        self._writes = writes
         self._group = group
         self._topic = topic.full_name(settings.namespace)
         self._keep = keep
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._held_back: set[int] = set()
+        """Partitions whose keeper must start anew: something hangs."""
 
     @property
     def partitions(self) -> list[int]:
@@ -192,14 +209,30 @@ class PartitionOwner:
                 if assigned:
                     member.pause(*assigned)
                 await member.getmany(timeout_ms=POLL_MS)
-                await self._reconcile({source.partition for source in member.assignment()})
+                held_back, self._held_back = self._held_back, set()
+                await self._reconcile({source.partition for source in member.assignment()} - held_back)
                 for ended in [task for task in self._tasks.values() if task.done()]:
                     ended.result()  # refused
 
+        watching = asyncio.create_task(self._watch(), name=f"{self._group}.watch")
         try:
             await membership.consume(self._settings, self._group, [self._topic], own_assigned, stop)
         finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             await self._reconcile(set())
+
+    async def _watch(self) -> None:
+        """Start a keeper anew, once, if a transaction hides records of its outputs at two looks in turn (protocol 35)."""
+        looks: Counter[tuple[kafka.TopicPartition, int]] = Counter()
+        while self._writes:
+            await asyncio.sleep(WATCH_S)
+            try:
+                found = await hanging.held_back(self._settings, self._writes, self.partitions)
+            except kafka.KafkaError:
+                found = {}
+            looks = Counter({hidden: looks[hidden] + 1 for hidden in found.items()})
+            self._held_back |= {source.partition for (source, _), count in looks.items() if count == 2}
 
     async def _reconcile(self, assigned: set[int]) -> None:
         revoked = [self._tasks.pop(partition) for partition in list(self._tasks) if partition not in assigned]
@@ -210,13 +243,23 @@ class PartitionOwner:
             name = f"{self._group}.{partition}"
             self._tasks[partition] = asyncio.create_task(self._own(partition), name=name)
 
+    async def _start(self, partition: int, producer: FencedProducer) -> None:
+        """Start the producer, and end what hangs of its predecessors' transactions as they were meant to end (protocol 35)."""
+        found = self._writes and await hanging.held_back(self._settings, self._writes, [partition])
+        commits = bool(found) and await hanging.is_committed(self._settings, f"{self._group}.{partition}")
+        await producer.start()
+        if found and (left := await hanging.held_back(self._settings, self._writes, [partition])):
+            at = {f"{source.topic}[{source.partition}]": offset for source, offset in left.items()}
+            log.warning("hanging transaction", action="owner.hanging", group=self._group, at=at, commits=commits)
+            await producer.end_hanging(left, commits=commits)
+
     async def _own(self, partition: int) -> None:
         failures, at = 0, {"group": self._group, "partition": partition}
         while True:
             began, stop_s = time.monotonic(), STOP_DEADLINE_S
             producer = FencedProducer(self._settings, f"{self._group}.{partition}")
             try:
-                await producer.start()
+                await self._start(partition, producer)
                 await self._keep(partition, producer)
             except (OwnershipLostError, kafka.KafkaError) as lost:
                 if (refused := refusal(self._settings, lost.__cause__ or lost)) is not None:
