@@ -60,6 +60,9 @@ def _own(missing: Exception) -> Iterator[str]:
         finally:
             daemon.terminate()
             daemon.wait(STOP_S)
+            # Left there by a container that used the host's network.
+            for namespace in Path(folder, "run/netns").glob("*"):
+                subprocess.run(["umount", str(namespace)], check=False)
 
 
 def _wait_for(host: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
