@@ -40,6 +40,9 @@ CUT_WORD = re.compile(r"\A[\w.-]+")
 
 
 STORAGE_EXCEEDED = "storage_exceeded"
+IMAGE_UNAVAILABLE = "image_unavailable"
+OUT_OF_MEMORY = 137
+"""The exit code of a program that the kernel killed: 128 and SIGKILL."""
 HOST_DISK_FULL = "host_disk_full"
 
 
@@ -225,6 +228,15 @@ class Runtime(Protocol):
 
 Step = Callable[[Runtime], Awaitable[None]]
 """Takes one step of a preparation."""
+
+
+async def starts(runtime: Runtime) -> bool:
+    """Whether a program starts in the home, with the task's variables."""
+    try:
+        await runtime.exec(Exec(("true",), cwd=str(runtime.home), log="control.log", timeout_s=CONTROL_S))
+    except SandboxError:
+        return False
+    return True
 
 
 class RuntimeBackend(Protocol):

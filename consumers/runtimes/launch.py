@@ -10,12 +10,14 @@ import asyncio
 import marshal
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeVar
 
-from consumers.runtimes.base import SandboxError
+from consumers.runtimes.base import ExecResult, SandboxError
 from consumers.runtimes.supervisor import GRACE_S, KILL_S, Orders, Report
 from topics.waiting.first_done import first_done
 
@@ -28,6 +30,7 @@ _CLOSE_S = 1.0
 """For the socket of a killed supervisor to close."""
 
 
+T = TypeVar("T")
 WaysOut = Callable[[list[socket.socket]], AbstractAsyncContextManager[None]]
 
 
@@ -48,6 +51,17 @@ class ProgramEnd:
     exit_code: int | None
     timed_out: bool
     tail: bytes
+
+    def result(self, started: float, log: Path, exceeded: str = "") -> ExecResult:
+        """`started`: by the monotonic clock."""
+        return ExecResult(
+            exit_code=self.exit_code,
+            timed_out=self.timed_out,
+            duration_s=time.monotonic() - started,
+            log=log,
+            tail=self.tail.decode(errors="replace"),
+            exceeded=exceeded,
+        )
 
 
 async def launch(
@@ -137,9 +151,9 @@ async def _bury(report: asyncio.Task[bytes], sweep: Callable[[], Awaitable[None]
         report.cancel()  # no process of ours has the socket any more
 
 
-async def to_the_end(ending: Coroutine[None, None, None]) -> None:
+async def to_the_end(ending: Awaitable[T]) -> T:
     """Await `ending` to its end, however often we are cancelled meanwhile; it has deadlines of its own."""
-    task = asyncio.create_task(ending, name="supervisor-end")
+    task = asyncio.ensure_future(ending)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -148,7 +162,7 @@ async def to_the_end(ending: Coroutine[None, None, None]) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled from task.exception()
-    task.result()
+    return task.result()
 
 
 def _read(data: bytes, time_is_up: bool) -> ProgramEnd:

@@ -20,7 +20,6 @@ from typing import ClassVar
 
 from consumers.runtimes import session_folder
 from consumers.runtimes.base import (
-    CONTROL_S,
     UNENFORCED,
     Exec,
     ExecResult,
@@ -28,8 +27,8 @@ from consumers.runtimes.base import (
     Labelled,
     Labels,
     ModelAccess,
-    SandboxError,
     Step,
+    starts,
 )
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.launch import launch
@@ -121,13 +120,7 @@ class ProcessRuntime:
             stops=[stop] if stop else [],
             sweep=lambda: kill_marked(CLAIM_MARK, self._marks[CLAIM_MARK]),
         )
-        return ExecResult(
-            exit_code=ended.exit_code,
-            timed_out=ended.timed_out,
-            duration_s=time.monotonic() - started,
-            log=log,
-            tail=ended.tail.decode(errors="replace"),
-        )
+        return ended.result(started, log)
 
     def _environment_of(self, what: Exec) -> dict[str, str]:
         if what.is_ours:
@@ -155,11 +148,7 @@ class ProcessRuntime:
         return None
 
     async def can_start(self) -> bool:
-        try:
-            await self.exec(Exec(("true",), cwd=str(self.home), log="control.log", timeout_s=CONTROL_S))
-        except SandboxError:
-            return False
-        return True
+        return await starts(self)
 
     async def kill_all(self) -> None:
         await kill_marked(RUNTIME_MARK, self.folder.name)

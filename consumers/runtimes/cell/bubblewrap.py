@@ -16,6 +16,8 @@ from consumers.runtimes.cell.enter import Mount
 WORKSPACE = PurePosixPath("/workspace")
 HOME = PurePosixPath("/home/agent")
 TMP = PurePosixPath("/tmp")  # noqa: S108 - the cell's own
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Folders of programs, where nothing else says which."""
 USER = "agent"
 USER_ID = 1000
 SHARED_MEMORY = 1 << 30

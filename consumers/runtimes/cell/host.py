@@ -1,4 +1,4 @@
-"""What all cells of a host have in common: bubblewrap, the programs that they show, and the users that they run as.
+"""What all cells of a host share: bubblewrap, the programs that a cell shows, and the user ids that its programs run as.
 
 If the worker is privileged, each runtime has a user id of its own on the host. Otherwise it has the worker's.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from consumers.runtimes import seccomp
 from consumers.runtimes.cell import bubblewrap
-from consumers.runtimes.cell.roots import PATH, host_root
+from consumers.runtimes.cell.bubblewrap import PATH
+from consumers.runtimes.cell.roots import host_root
 from consumers.runtimes.forkserver import ForkServer
 from consumers.runtimes.session_folder import SessionFolders
 from topics.types.errors import NotReadyError, install_command
@@ -40,7 +41,7 @@ class CellHost:
         """The worker's Python, so that tasks have one that is installed anyway."""
         self.programs = bubblewrap.programs()
         self.root = host_root(PATH if python.is_relative_to("/usr") else f"{python}/bin:{PATH}")
-        """Of cells without an image."""
+        """The root of cells without an image."""
         self.filter = seccomp.program(platform.machine())
         self.filter_of_images = seccomp.program(platform.machine(), pretends=True)
         self._user_ids = _user_ids()

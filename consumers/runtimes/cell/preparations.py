@@ -47,7 +47,7 @@ LAYERS = ("root", "workspace")
 COPIES = ("home", "tmp")
 """Folders of a session, and of a preparation. A session has its own copies of these two."""
 _GONE = ".gone-"
-"""What is about to be deleted has such a name: after a crash nobody takes a half of it for the whole."""
+"""A folder that is being deleted has such a name, so that after a crash nobody uses what is left of it."""
 _LOCKS = 16
 """Files for locks: two preparations with one lock are made one after the other."""
 

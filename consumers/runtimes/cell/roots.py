@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from consumers.runtimes.cell import bubblewrap
-from consumers.runtimes.cell.bubblewrap import HOME, TMP, USER, USER_ID, WORKSPACE
+from consumers.runtimes.cell.bubblewrap import HOME, PATH, TMP, USER, USER_ID, WORKSPACE
 from consumers.runtimes.cell.enter import ImageOrders, Mount
 from consumers.runtimes.cell.view import RootLayers
 from consumers.runtimes.images import merged
@@ -20,8 +20,6 @@ from consumers.runtimes.images.workspace import KERNELS, workspace_of
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 _HOSTS = {"/etc/hosts": bubblewrap.FILES["/etc/hosts"]}
 _PIPEFAIL = "if (set -o pipefail) 2>/dev/null; then set -o pipefail; fi\n"
 """Not every shell has it; `set` would end one that hasn't."""
@@ -29,7 +27,7 @@ _PIPEFAIL = "if (set -o pipefail) 2>/dev/null; then set -o pipefail; fi\n"
 
 @dataclass(frozen=True)
 class Root:
-    """What a cell holds beside the session's folders. `shell`: a bash or a sh. `user_id`: of the programs inside."""
+    """What a cell holds beside the session's folders. `shell`: a bash or a sh. `user_id`: the number that programs inside have."""
 
     workspace: PurePosixPath
     user_id: int

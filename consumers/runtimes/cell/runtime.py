@@ -20,14 +20,15 @@ from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import proctree, session_folder
 from consumers.runtimes.base import (
-    CONTROL_S,
     HOST_DISK_FULL,
+    OUT_OF_MEMORY,
     STORAGE_EXCEEDED,
     Exec,
     ExecResult,
     Handle,
     ModelAccess,
     SandboxError,
+    starts,
 )
 from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits, preparations
 from consumers.runtimes.cell.bubblewrap import HOME, TMP
@@ -45,8 +46,6 @@ from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError
 from topics.types.task import Network, RuntimeSpec, Seen
 
-OUT_OF_MEMORY = 137
-"""The exit code of a program that the kernel killed."""
 _GROUPS = "groups"
 """A file in a session's folder, where no program sees it: the folders of its control groups, one a line."""
 _OWN = {"HOME": str(HOME), "TMPDIR": str(TMP)}
@@ -199,14 +198,7 @@ class CellRuntime:
         if group.oom_killed() and ended.exit_code == OUT_OF_MEMORY:
             memory_mb = limits.host().filled(self._limits).memory_mb
             problem = f"The session's programs needed more than {memory_mb} MB of memory, their limit (memory_mb)."
-        return ExecResult(
-            exit_code=ended.exit_code,
-            timed_out=ended.timed_out,
-            duration_s=time.monotonic() - started,
-            log=log,
-            tail=ended.tail.decode(errors="replace"),
-            exceeded=problem,
-        )
+        return ended.result(started, log, problem)
 
     def _record(self, group: Group) -> None:
         """Record where the group lies, before anything is in it: whoever removes the sandbox may be in another group."""
@@ -216,15 +208,11 @@ class CellRuntime:
             self._recorded = folders
 
     async def can_start(self) -> bool:
-        beginning = self
-        if self.written == (PurePosixPath("/"),):
-            view = self._view.control(f"control-{secrets.token_hex(8)}", self._user_id)
-            beginning = CellRuntime(self._host, self._folder, view.claim_id, self._spec, view, self._root)
-        try:
-            await beginning.exec(Exec(("true",), cwd=str(HOME), log="control.log", timeout_s=CONTROL_S, is_ours=True))
-        except SandboxError:
-            return False
-        return True
+        if self.written != (PurePosixPath("/"),):
+            return await starts(self)
+        claim_id = f"control-{secrets.token_hex(8)}"
+        view = self._view.control(claim_id, self._user_id)
+        return await starts(CellRuntime(self._host, self._folder, claim_id, self._spec, view, self._root))
 
     async def kill_all(self) -> None:
         await kill_all(self._folder)

@@ -39,8 +39,7 @@ class RootLayers:
 
 @dataclass(frozen=True)
 class Folders:
-    """A session's folders, as INIT uses them. `prepared`: what equal actions left over an image, the highest
-    first (`preparations`)."""
+    """A session's folders, as INIT uses them. `prepared`: what equal actions left over an image, the highest first (`preparations`)."""
 
     top: Path
     has_image: bool
@@ -52,7 +51,7 @@ class Folders:
 
     @property
     def workspace(self) -> tuple[Path, ...]:
-        """Of `View`."""
+        """The folders of the workspace, the highest first."""
         if not self.has_image:
             return (self.top / "workspace",)
         return self._layers("workspace")
@@ -102,7 +101,6 @@ class ClaimView(View):
 
     def __init__(self, folders: Folders, claim_id: str, network: Network, user_id: int | None, *, fresh: bool) -> None:
         """`user_id`: the owner of what is made, as for `give`."""
-        self.claim_id = claim_id
         self._own = own = folders.top / "views" / claim_id
         super().__init__(folders, own / "home", own / "tmp", network)
         self._user_id = user_id

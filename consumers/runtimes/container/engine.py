@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from consumers.runtimes.base import SandboxError
+from consumers.runtimes.base import IMAGE_UNAVAILABLE, SandboxError
+from consumers.runtimes.launch import to_the_end
 from topics.types.errors import InputError, NotReadyError, install_command
 
 try:
@@ -34,7 +35,6 @@ except ImportError as missing:
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 """As Docker's client has it without DOCKER_HOST."""
-IMAGE_UNAVAILABLE = "image_unavailable"
 CALL_S = 180.0
 """For one answer of the engine, and for its next message while it pulls; a start takes 0.5 s, on a busy host more."""
 CALLS = 8
@@ -48,7 +48,7 @@ _ABSENT = (
     "invalid reference",
     "no matching manifest",
 )
-"""What engines say of an image that another try won't find, in lower case."""
+"""Parts of an engine's message, in lower case, about an image that another try won't find."""
 _UNIX = "unix://"
 _LATER = ("toomanyrequests", "too many requests", "rate limit")
 
@@ -79,17 +79,8 @@ class Engine:
 
         Raises SandboxError `engine_failed`, NotReadyError, and what `work` raises besides.
         """
-        doing = asyncio.get_running_loop().run_in_executor(self._threads, partial(self._do, work))
-        cancelled: asyncio.CancelledError | None = None
-        while not doing.done():
-            try:
-                await asyncio.wait({doing})
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            doing.exception()
-            raise cancelled
-        return doing.result()
+        loop = asyncio.get_running_loop()
+        return await to_the_end(loop.run_in_executor(self._threads, partial(self._do, work)))
 
     def _do(self, work: Callable[[docker.DockerClient], T]) -> T:
         client = self.connected()
@@ -117,7 +108,7 @@ class Engine:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the engine says of itself. Blocks at the first use. Raises NotReadyError."""
+        """The engine's own description. Blocks at the first use. Raises NotReadyError."""
         self.connected()
         return self._info
 

@@ -64,7 +64,7 @@ def serve(line: socket.socket, message: dict[str, Any], descriptors: list[int]) 
 
 
 def _look(path: str) -> dict[str, Any]:
-    """What programs find at a path."""
+    """Whether programs find a folder at a path, and an empty one."""
     is_folder = os.path.isdir(path) and os.access(path, os.X_OK)  # noqa: PTH112 - as above
     try:
         is_empty = is_folder and next(os.scandir(path), None) is None

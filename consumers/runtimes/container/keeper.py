@@ -141,16 +141,20 @@ class Keeper:
         os.setsid()
 
     def _reap(self) -> None:
-        """Bury dead children, and kill what killed supervisors left."""
-        is_over = False
+        """Reap dead children, and kill what killed supervisors left."""
+        if self._reap_children() and self._orphans():
+            proctree.kill_until_gone(self._orphans, supervisor.KILL_S)
+
+    def _reap_children(self) -> bool:
+        """Whether any had died."""
+        has_died = False
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                is_over = True
+                has_died = True
                 self._claims.pop(ended[0], None)
         except ChildProcessError:
-            return
-        if is_over and self._orphans():
-            proctree.kill_until_gone(self._orphans, supervisor.KILL_S)
+            return False
+        return has_died
 
     def _orphans(self) -> set[int]:
         tree = proctree.parents()
@@ -161,7 +165,7 @@ class Keeper:
         """Kill all of a claim, or everything; returns what is left."""
 
         def doomed() -> set[int]:
-            self._bury()
+            self._reap_children()
             tree = proctree.parents()
             if claim is None:
                 return proctree.descendants({os.getpid()}, tree)
@@ -169,13 +173,6 @@ class Keeper:
             return roots | proctree.descendants(roots, tree) | self._orphans()
 
         return proctree.kill_until_gone(doomed, supervisor.KILL_S)
-
-    def _bury(self) -> None:
-        try:
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._claims.pop(ended[0], None)
-        except ChildProcessError:
-            pass
 
 
 def _supervise(line: socket.socket, message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The runtime `docker`: a session in containers of its task's image, by Docker's API or Podman's.
+"""The runtime `docker`: a session in containers of its task's image, by Docker's API.
 
 A session has one container for `prepare` and the run, whose first process forks a supervisor for each program (`keeper.py`). An evaluation
 has a container of its own: of the image, or of a snapshot that is made between `prepare` and the run if anything was done there, with the
@@ -31,11 +31,12 @@ import msgspec
 
 from consumers.runtimes import session_folder
 from consumers.runtimes.base import HOST_DISK_FULL, Handle, Labelled, Labels, SandboxError, Step
+from consumers.runtimes.cell.bubblewrap import HOME
 from consumers.runtimes.container import place
 from consumers.runtimes.container.engine import Engine, gone_is_fine
 from consumers.runtimes.container.line import Line
 from consumers.runtimes.container.place import ROOT_LABEL, RUNTIME_LABEL, Plan
-from consumers.runtimes.container.sandbox import CHANGED, HOME, NAME, ContainerRuntime, Facts, Names, lines_of
+from consumers.runtimes.container.sandbox import CHANGED, NAME, ContainerRuntime, Facts, Names, lines_of
 from consumers.runtimes.container.toolbox import Toolbox
 from consumers.runtimes.images.workspace import workspace_of
 from consumers.runtimes.session_folder import SessionFolders, check_claim_id
@@ -152,7 +153,7 @@ class ContainerBackend:
             source, target = (Line(names.session / part, facts.workspace) for part in (prepared.container, view))
             await _carry(source, target, names)
         except BaseException:
-            # A half of it would be in the way of the next try.
+            # A half-made container would make the next attempt fail.
             await self._engine.call(lambda client: _remove(client, names.container(view)))
             await asyncio.to_thread(session_folder.delete, names.session / view)
             raise

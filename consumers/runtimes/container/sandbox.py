@@ -1,4 +1,4 @@
-"""What a claim sees of a session's containers: files and programs, each by one request to a keeper (`keeper.py`)."""
+"""Files and programs of a session's containers, for one claim: each takes one request to a keeper (`keeper.py`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from consumers.runtimes import session_folder
-from consumers.runtimes.base import CONTROL_S, Exec, ExecResult, Handle, ModelAccess, SandboxError
+from consumers.runtimes.base import OUT_OF_MEMORY, Exec, ExecResult, Handle, ModelAccess, SandboxError, starts
+from consumers.runtimes.cell.bubblewrap import HOME, PATH, TMP
 from consumers.runtimes.cell.limits import FILES
 from consumers.runtimes.cell.ways_out import WaysOut, reached_at
 from consumers.runtimes.container.keeper import LOG
@@ -27,18 +28,15 @@ from topics.types.errors import InputError, NotReadyError
 from topics.types.task import Network, RuntimeSpec
 
 NAME = "docker"
-HOME = PurePosixPath("/home/agent")
 CHANGED = "changed"
 """A file in a session's folder: its maker has done something in its container."""
 
-OUT_OF_MEMORY = 137
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UPLOADED = 1 << 20
 """Bytes of an upload that are read at once."""
 
 
 class Facts(msgspec.Struct):
-    """What is known of a session's containers since the first was made."""
+    """Facts about a session's containers that don't change after the first is made."""
 
     image: str
     env: dict[str, str]
@@ -106,7 +104,7 @@ class ContainerRuntime:
 
     @property
     def written(self) -> tuple[PurePosixPath, ...]:
-        return (self.workspace, HOME, PurePosixPath("/tmp"))  # noqa: S108 - the container's own
+        return (self.workspace, HOME, TMP)
 
     @property
     def logs(self) -> Path:
@@ -190,21 +188,10 @@ class ContainerRuntime:
                 )
             if ended.exit_code == OUT_OF_MEMORY:
                 exceeded = f"The session's programs needed more than {self._memory_limit()}."
-        return ExecResult(
-            exit_code=ended.exit_code,
-            timed_out=ended.timed_out,
-            duration_s=time.monotonic() - started,
-            log=log,
-            tail=ended.tail.decode(errors="replace"),
-            exceeded=exceeded,
-        )
+        return ended.result(started, log, exceeded)
 
     async def can_start(self) -> bool:
-        try:
-            await self.exec(Exec(("true",), cwd=str(HOME), log="control.log", timeout_s=CONTROL_S, is_ours=True))
-        except SandboxError:
-            return False
-        return True
+        return await starts(self)
 
     async def kill_all(self) -> None:
         await asyncio.gather(*(line.kill(None) for line in lines_of(self._names.session)))
@@ -229,7 +216,7 @@ class ContainerRuntime:
         return bool(answer["is_folder"])
 
     def _environment(self, what: Exec, ways: WaysOut) -> dict[str, str]:
-        own = {"PATH": _PATH, "LANG": "C.UTF-8"}
+        own = {"PATH": PATH, "LANG": "C.UTF-8"}
         if what.is_ours:
             return own | {"HOME": str(HOME)} | dict(what.env)
         given = {"HOME": str(HOME)} | ways.environment | self._spec.env | dict(what.env)

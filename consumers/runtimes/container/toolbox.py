@@ -63,7 +63,7 @@ class Toolbox:
         return folder
 
     def command(self) -> list[str]:
-        """What the container runs; `folder` was called before."""
+        """The command that the container runs. Call `folder` first."""
         return [
             *(f"{PLACE}/tools/lib/{self._loader}", "--library-path", f"{PLACE}/tools/lib"),
             *(f"{PLACE}/tools/bin/python3", "-I", "-S", "-c"),

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import structlog
 
-from consumers.runtimes.base import HOST_DISK_FULL, SandboxError
+from consumers.runtimes.base import HOST_DISK_FULL, IMAGE_UNAVAILABLE, SandboxError
 from consumers.runtimes.images import children
-from consumers.runtimes.images.layers import UNAVAILABLE, room_in
+from consumers.runtimes.images.layers import room_in
 from consumers.runtimes.images.source import FIELD, Source
 from topics.types.errors import InputError, NotReadyError
 
 LAYOUT = "layout"
 """Folder with the copy, an OCI image layout."""
 TAG = "image"
-"""Of the copy in the layout."""
+"""The tag of the copy in the layout."""
 _TEMPORARY = "tmp"
 """Both are relative to the folder where skopeo runs: a whole path may hold a colon, which would begin a tag."""
 FETCHED_BYTES = 32 << 30
-"""Of one image as it is copied, compressed; an archive counts twice, because skopeo unpacks it first."""
+"""Limit on one image as it is copied, compressed. An archive counts twice, because skopeo unpacks it first."""
 PROGRESS_S = 10.0
 _TEXT = 500
 """Characters of skopeo's last line in an error."""
@@ -55,7 +55,7 @@ _LASTING_PATH = re.compile(
 )
 _LOGRUS = re.compile(r'\bmsg="((?:[^"\\]|\\.)*)"')
 _QUERY = re.compile(r"\?[^\s\"\\]+")
-"""Of a URL; those of registries' stores are signed."""
+"""The query of a URL. Registries sign the queries of their stores' URLs."""
 
 log = structlog.get_logger(__name__)
 
@@ -132,7 +132,7 @@ def size_of(folder: Path) -> int:
 
 
 def error_of(name: str, source: Source, ended: children.Ended) -> InputError | SandboxError:
-    """The error that a failed skopeo stands for. What nobody knows may pass."""
+    """The error that a failed skopeo stands for. An unknown failure counts as temporary."""
     text = _last_line(ended.output)
     if _FULL.search(text):
         return SandboxError(HOST_DISK_FULL, f"the disk is full: {text} (fetching the image {name})")
@@ -144,11 +144,11 @@ def error_of(name: str, source: Source, ended: children.Ended) -> InputError | S
     if ended.code > 0 and is_lasting:
         return InputError(FIELD, name, f"can't be had from {source.location}: {text}")
     how = f"exit code {ended.code}" if ended.code > 0 else f"signal {-ended.code}"
-    return SandboxError(UNAVAILABLE, f"the image {name} was not fetched from {source.location} ({how}): {text}")
+    return SandboxError(IMAGE_UNAVAILABLE, f"the image {name} was not fetched from {source.location} ({how}): {text}")
 
 
 def _last_line(output: str) -> str:
-    """What skopeo said last, for people: without quotes, and without the queries of URLs."""
+    """The last line of skopeo's output, for people: without quotes, and without the queries of URLs."""
     lines = [line for line in output.splitlines() if line.strip()] or ["skopeo wrote nothing"]
     found = _LOGRUS.search(lines[-1])
     text = found[1].replace('\\"', '"').replace("\\\\", "\\") if found else lines[-1].strip()

@@ -14,14 +14,12 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from consumers.runtimes.base import HOST_DISK_FULL, SandboxError
+from consumers.runtimes.base import HOST_DISK_FULL, IMAGE_UNAVAILABLE, SandboxError
 from consumers.runtimes.images import children
 from consumers.runtimes.images.source import FIELD
 from consumers.runtimes.images.unpack import Orders, Result
 from topics.types.errors import InputError
 
-UNAVAILABLE = "image_unavailable"
-"""Code of a SandboxError: the image could not be had this time."""
 BYTES = 64 << 30
 """Of all layers that one pull unpacks: more than the largest images of coding benchmarks (some 20 GB)."""
 ENTRIES = 4_000_000
@@ -100,7 +98,7 @@ def _result(name: str, diff_id: str, ended: children.Ended) -> Result:
     except msgspec.DecodeError:
         how = f"exit code {ended.code}" if ended.code >= 0 else f"signal {-ended.code}"
         raise SandboxError(
-            UNAVAILABLE, f"the layer {diff_id} of the image {name} was not unpacked ({how}): {lines[-1]:.500}"
+            IMAGE_UNAVAILABLE, f"the layer {diff_id} of the image {name} was not unpacked ({how}): {lines[-1]:.500}"
         ) from None
     match result["error"]:
         case "":
@@ -111,5 +109,5 @@ def _result(name: str, diff_id: str, ended: children.Ended) -> Result:
             raise SandboxError(HOST_DISK_FULL, f"the disk is full: {result['text']} (unpacking the image {name})")
         case _:
             raise SandboxError(
-                UNAVAILABLE, f"the layer {diff_id} of the image {name} was not unpacked: {result['text']}"
+                IMAGE_UNAVAILABLE, f"the layer {diff_id} of the image {name} was not unpacked: {result['text']}"
             )

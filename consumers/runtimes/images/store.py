@@ -26,9 +26,8 @@ import filelock
 import msgspec
 
 from consumers.runtimes import file_locks, session_folder
-from consumers.runtimes.base import HOST_DISK_FULL, SandboxError
+from consumers.runtimes.base import HOST_DISK_FULL, IMAGE_UNAVAILABLE, SandboxError
 from consumers.runtimes.images import fetch, layers, layout, merged, source
-from consumers.runtimes.images.layers import UNAVAILABLE
 from consumers.runtimes.images.source import Source
 from topics.environment import private_files
 from topics.environment.cache import FULL
@@ -108,7 +107,7 @@ class ImageStore:
         except OSError as error:
             if error.errno in FULL:
                 raise SandboxError(HOST_DISK_FULL, f"the disk is full: {error} (getting the image {name})") from error
-            raise SandboxError(UNAVAILABLE, f"the image {name} could not be stored: {error}") from error
+            raise SandboxError(IMAGE_UNAVAILABLE, f"the image {name} could not be stored: {error}") from error
 
     def known(self, digest: str) -> Image:
         """An image that this host has, by its digest. Raises SandboxError `runtime_gone` if it isn't there, whole."""
@@ -145,7 +144,7 @@ class ImageStore:
         folders = [self._layer(diff_id) for diff_id in diff_ids]
         user_id = await asyncio.to_thread(merged.user_id, folders, fetched.user)
         if user_id is None:
-            raise InputError("runtime.image", name, f"its user {fetched.user!r:.100} isn't in its /etc/passwd")
+            raise InputError(source.FIELD, name, f"its user {fetched.user!r:.100} isn't in its /etc/passwd")
         shell = await asyncio.to_thread(merged.shell, folders)
         record = _Record(diff_ids, dict(fetched.environment), str(fetched.workdir), fetched.user, user_id, shell)
         self._write(self._folder / "images" / f"{_digits(fetched.digest)}.json", record)

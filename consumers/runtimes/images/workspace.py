@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import PurePosixPath
 
+from consumers.runtimes.cell.bubblewrap import HOME, TMP, WORKSPACE
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
-DEFAULT = PurePosixPath("/workspace")
-"""Where neither the task nor the image names a folder."""
 KERNELS = ("/proc", "/dev", "/run", "/sys")
 """Folders that are the kernel's, or new for each program."""
-_OTHERS = ("/home/agent", "/tmp", *KERNELS)  # noqa: S108 - the sandbox's own
+_OTHERS = (str(HOME), str(TMP), *KERNELS)
 """Folders of every sandbox, in which no workspace can lie."""
 
 
 def workspace_of(image_workdir: PurePosixPath, spec: RuntimeSpec) -> PurePosixPath:
-    """The task's `workdir` if that is absolute, or the image's. Raises InputError for a folder that can't be one."""
+    """The task's `workdir` if that is absolute, or the image's, or WORKSPACE. Raises InputError for a folder that can't be one."""
     wanted = PurePosixPath(spec.workdir or "")
     is_tasks = wanted.is_absolute()
     if not is_tasks and image_workdir == PurePosixPath("/"):
-        return DEFAULT
+        return WORKSPACE
     found = PurePosixPath(os.path.normpath(wanted if is_tasks else image_workdir))
     if any(found.is_relative_to(other) or PurePosixPath(other).is_relative_to(found) for other in _OTHERS):
         place = "" if is_tasks else f"its working directory {found} "

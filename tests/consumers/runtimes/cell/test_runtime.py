@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import LOG_LIMIT, NOTE_LIMIT, Exec, Labels, ModelAccess, SandboxError
+from consumers.runtimes.base import LOG_LIMIT, NOTE_LIMIT, OUT_OF_MEMORY, Exec, Labels, ModelAccess, SandboxError
 from consumers.runtimes.cell.backend import CellBackend
-from consumers.runtimes.cell.runtime import OUT_OF_MEMORY, CellRuntime
+from consumers.runtimes.cell.runtime import CellRuntime
 from tests.consumers.runtimes.conftest import Living, groups_named, processes, workspace_of
 from tests.consumers.runtimes.test_supervisor import daemon, programs, start_worker
 from tests.serving import serving

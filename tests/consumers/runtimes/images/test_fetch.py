@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from consumers.runtimes.base import HOST_DISK_FULL, SandboxError
+from consumers.runtimes.base import HOST_DISK_FULL, IMAGE_UNAVAILABLE, SandboxError
 from consumers.runtimes.images import fetch
 from consumers.runtimes.images.children import Ended
-from consumers.runtimes.images.layers import UNAVAILABLE
 from consumers.runtimes.images.source import Source
 from topics.types.errors import InputError
 
@@ -63,7 +62,7 @@ def test_what_stays_is_the_tasks_fault(text: str) -> None:
 def test_what_may_pass_is_tried_again(text: str) -> None:
     found = error(text)
     assert isinstance(found, SandboxError)
-    assert found.code == UNAVAILABLE
+    assert found.code == IMAGE_UNAVAILABLE
 
 
 def test_a_missing_path_stays() -> None:

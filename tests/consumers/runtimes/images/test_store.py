@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from consumers.runtimes.base import SandboxError
+from consumers.runtimes.base import IMAGE_UNAVAILABLE, SandboxError
 from consumers.runtimes.images import fetch, layers
-from consumers.runtimes.images.layers import UNAVAILABLE
 from consumers.runtimes.images.store import ImageStore
 from tests.consumers.runtimes.bare import ROOT
 from tests.consumers.runtimes.conftest import command_lines
@@ -29,10 +28,7 @@ from tests.consumers.runtimes.images.registry import Registry, serving
 from tests.waiting import eventually, until
 from topics.types.errors import InputError, NotReadyError
 
-pytestmark = [
-    pytest.mark.contract,
-    pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo isn't installed"),
-]
+pytestmark = pytest.mark.contract
 
 PASSWD = b"root:x:0:0::/root:/bin/sh\nagent:x:1234:5::/:/bin/sh\n"
 BASE: dict[str, Entry] = {"bin": Folder(), "bin/sh": File(b"#!", 0o755), "etc/base": b"base", "etc/passwd": PASSWD}
@@ -269,7 +265,7 @@ async def test_a_registry_in_trouble_is_asked_again(
     registry.status[where] = status
     with pytest.raises(SandboxError) as caught:
         await store.get("test/agent")
-    assert caught.value.code == UNAVAILABLE
+    assert caught.value.code == IMAGE_UNAVAILABLE
     assert everything(tmp_path) == set()
     registry.status.clear()
     assert (await store.get("test/agent")).shell == "/bin/sh"
@@ -288,7 +284,7 @@ async def test_a_damaged_blob_is_fetched_again(
         registry.blobs[layer] = made.blobs[layer][:-1] + b"?"
     with pytest.raises(SandboxError) as caught:
         await store.get("test/agent")
-    assert caught.value.code == UNAVAILABLE
+    assert caught.value.code == IMAGE_UNAVAILABLE
     assert everything(tmp_path) == set()
     registry.cut.clear()
     registry.add("test/agent", made)
