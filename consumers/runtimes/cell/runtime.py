@@ -33,7 +33,7 @@ from consumers.runtimes.base import (
 from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits, preparations
 from consumers.runtimes.cell.bubblewrap import HOME, TMP
 from consumers.runtimes.cell.cgroup import Group
-from consumers.runtimes.cell.enter import CellOrders
+from consumers.runtimes.cell.enter import CellOrders, Mount
 from consumers.runtimes.cell.host import CellHost
 from consumers.runtimes.cell.limits import Limits
 from consumers.runtimes.cell.roots import Root
@@ -139,6 +139,7 @@ class CellRuntime:
             raise InputError(
                 "stdin", what.stdin, "lies in a layer that only programs inside see; redirect it in the command"
             )
+        tools = self._tools(what.tools)
         if what.is_ours:
             environment = self._environment_of_ours() | dict(what.env)
         else:
@@ -147,7 +148,7 @@ class CellRuntime:
         async with self._space():
             self._record(group)
         try:
-            cell = self._cell(environment, cwd, what.tools, ways, group)
+            cell = self._cell(environment, cwd, tools, ways, group)
         except ValueError as error:
             raise SandboxError("not_started", f"the program can't be started: {error}") from None
         started = time.monotonic()
@@ -254,7 +255,7 @@ class CellRuntime:
         self._make_folders(Path(os.path.normpath(self._folder / "workspace" / inside)))
 
     def _cell(
-        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: tuple[Path, ...], ways: WaysOut, group: Group
+        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: list[Mount], ways: WaysOut, group: Group
     ) -> CellOrders:
         view, root = self._view, self._root
         has_image = root.image is not None
@@ -267,7 +268,7 @@ class CellRuntime:
         if ways.ports is None:
             mounts += bubblewrap.resolver()
         # Last: a tool may lie below /tmp on this host.
-        mounts += bubblewrap.tools((*self._host.tools, *tools))
+        mounts += tools
         programs, program_links = self._host.programs
         return CellOrders(
             bubblewrap=self._host.bubblewrap,
@@ -285,6 +286,12 @@ class CellRuntime:
             rlimits=limits.host().rlimits(self._limits),
             seccomp=self._host.filter_of_images if has_image else self._host.filter,
         )
+
+    def _tools(self, paths: tuple[Path, ...]) -> list[Mount]:
+        """The mounts of the host's tools and the program's. Raises InputError if they can't run in the session's image."""
+        image, library = self._root.image, self._host.c_library
+        needed = library.mounts_for(image.layers, str(self._spec.image)) if image and library and paths else []
+        return needed + bubblewrap.tools((*self._host.tools, *paths))
 
     def _environment(self) -> dict[str, str]:
         return {**self._root.environment, **_OWN}
