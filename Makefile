@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-harnesses test-vllm vllm locks chaos fuzz lint format types bench clean
+.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-gpu test-harnesses test-vllm vllm locks chaos fuzz lint format types bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ test-system: install ## tests of the two whole systems
 	$(PYTEST) -m 'system and not hard'
 
 test-hard: install ## kills of everything, outages, all pages of the docs; test-vllm and test-docker have the others of this tier
-	$(PYTEST) -m 'hard and not (docker or harnesses or vllm)'
+	$(PYTEST) -m 'hard and not (docker or gpu or harnesses or vllm)'
 
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
@@ -57,6 +57,9 @@ vllm: install ## vLLM's CPU build, in an environment of its own
 
 test-vllm: vllm ## a real vLLM on the CPU, with a tiny model that is trained here to call tools
 	$(BIN)/pytest -m vllm tests/vllm
+
+test-gpu: install ## cells with an NVIDIA GPU, on a machine that has one and a C compiler
+	$(BIN)/pytest -m gpu tests/gpu
 
 chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minutes 2 --seeds 20" for more seeds
 	$(BIN)/python -m tests.acceptance.chaos $(CHAOS)

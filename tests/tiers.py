@@ -7,7 +7,7 @@
 | `system` | one of the two whole systems that the run starts: one for each of `SHARED_FOLDERS` |
 | `hard` | minutes, kills of brokers, proxies and trainers, Docker, vLLM, or all pages of the docs |
 
-A mark names the tier of a test; Docker, vLLM and the large CLIs are `hard`. Without a mark, the folder decides (`FOLDERS`). Elsewhere a
+A mark names the tier of a test; Docker, GPUs, vLLM and the large CLIs are `hard`. Without a mark, the folder decides (`FOLDERS`). Elsewhere a
 test that uses the broker is `contract`, and any other test is `pure`. A pure test fails if it starts a process (`guard`).
 """
 
@@ -22,8 +22,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 TIERS = ("system", "contract", "pure", "hard")
 """In the order in which a run begins them: systems wait most, so that other tests run beside them."""
-MEANS_HARD = ("docker", "harnesses", "vllm")
-"""Marks of tests that `make test-hard`, `make test-docker`, `make test-vllm` or `make test-harnesses` runs."""
+MEANS_HARD = ("docker", "gpu", "harnesses", "vllm")
+"""Marks of tests that `make test-hard`, `make test-docker`, `make test-gpu`, `make test-vllm` or `make test-harnesses` runs."""
 FOLDERS = {
     "tests/acceptance/up/": "system",
     "tests/acceptance/roles/": "system",

@@ -68,7 +68,9 @@ class Command:
         limit_s = self.limit_s(case.budget_s)
         try:
             with _obstructions():
-                result = await runtime.exec(Exec(text or self.text, env=env, log="evaluation.log", timeout_s=limit_s))
+                result = await runtime.exec(
+                    Exec(text or self.text, env=env, log="evaluation.log", timeout_s=limit_s, has_gpus=True)
+                )
         except SandboxError as error:
             if error.code != "not_started" or not await _is_agents_doing(runtime, env):
                 raise

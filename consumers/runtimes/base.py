@@ -129,6 +129,8 @@ class Exec:
     programs of the agent's."""
     tools: tuple[Path, ...] = ()
     """Folders of this host that the program may read, at the same paths inside."""
+    has_gpus: bool = False
+    """It gets the GPUs of the task, `runtime.gpus`, and waits for them."""
 
 
 @dataclass(frozen=True)

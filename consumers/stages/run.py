@@ -135,6 +135,7 @@ class Run:
             log="agent.log",
             model=access,
             tools=harness.tools,
+            has_gpus=True,
         )
 
     async def _launch(self, runtime: Runtime, task: TaskRequest, program: Exec, budget: Budget) -> ExecResult:

@@ -167,10 +167,10 @@ class Seen(StrEnum):
     """Also all other files of the image, with what the agent did to programs there."""
 
 
-CELL_LACKS = ("allow_internet", "gpus", "kwargs")
+CELL_LACKS = ("allow_internet", "kwargs")
 LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
 """Fields of `RuntimeSpec` that limit a session."""
-LANDLOCK_LACKS = (*CELL_LACKS, "image", "verifier_sees", "allowed_hosts", *LIMITS)
+LANDLOCK_LACKS = (*CELL_LACKS, "gpus", "image", "verifier_sees", "allowed_hosts", *LIMITS)
 UNKEPT = {
     "cell": CELL_LACKS,
     "docker": ("allow_internet", "kwargs", "verifier_sees"),
@@ -218,7 +218,9 @@ class RuntimeSpec(Part):
     """Processes and threads."""
     files: int | None = Field(default=None, ge=16)
     """Open files of one process."""
-    gpus: int = 0
+    gpus: int = Field(default=0, ge=0)
+    """NVIDIA GPUs for the harness, and for the evaluation's commands; `prepare` has none. In a cell they are the program's alone while it
+    runs."""
     eval_prepare: list[PrepareAction] | None = None
     import_path: str | None = None
     kwargs: dict[str, Any] = {}

@@ -34,7 +34,7 @@ from consumers.runtimes.images.store import Image, ImageStore
 from consumers.runtimes.launch import to_the_end
 from consumers.runtimes.session_folder import CLAIM_MARK, SessionFolders, check_claim_id, kill_marked
 from topics.environment import cache
-from topics.types.errors import NotReadyError
+from topics.types.errors import InputError, NotReadyError
 from topics.types.task import Network, RuntimeSpec, Seen
 
 NAME = "cell"
@@ -60,6 +60,12 @@ class CellBackend:
         """Raises SandboxError `runtime_exists` if the claim has made a runtime before, InputError for a `workdir` outside, and as
         `ImageStore.get`."""
         check_claim_id(labels.claim_id)
+        if spec.gpus > (count := len(self.host.gpus.devices)):
+            raise InputError(
+                "runtime.gpus",
+                spec.gpus,
+                f"this worker's host has {count} GPUs that programs can use; name a pool whose workers have more (runtime.pool)",
+            )
         image = None if spec.image is None else await self._images.get(spec.image)
         runtime = self._new(labels, spec, image)
         if image is not None and steps:

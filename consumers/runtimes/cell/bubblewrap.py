@@ -106,9 +106,11 @@ def tools(paths: Iterable[Path]) -> list[Mount]:
     return [mount(path, path) for path in found]
 
 
-def options(environment: Mapping[str, str], cwd: PurePosixPath, user_id: int = USER_ID) -> list[str]:
+def options(
+    environment: Mapping[str, str], cwd: PurePosixPath, user_id: int = USER_ID, devices: Iterable[str] = ()
+) -> list[str]:
     """Bubblewrap's options for namespaces, system folders and what the program gets. They travel through a descriptor, so they may hold
-    secrets. `user_id`: inside. ValueError for a zero byte."""
+    secrets. `user_id`: inside. `devices`: files of the host's /dev. ValueError for a zero byte."""
     chosen = [
         *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
@@ -117,7 +119,13 @@ def options(environment: Mapping[str, str], cwd: PurePosixPath, user_id: int = U
         *("--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
         # Its files ask only for the user: a worker that is root without capabilities would give its programs the host's settings.
         *("--ro-bind", "/proc/sys", "/proc/sys"),
-        *("--dev", "/dev", "--remount-ro", "/dev"),
+        *(
+            "--dev",
+            "/dev",
+            *(word for device in devices for word in ("--dev-bind", device, device)),
+            "--remount-ro",
+            "/dev",
+        ),
         *("--size", str(SHARED_MEMORY), "--tmpfs", "/dev/shm"),  # noqa: S108 - the cell's own
         *("--size", str(SCRATCH), "--tmpfs", "/run"),
         *("--chdir", str(cwd)),

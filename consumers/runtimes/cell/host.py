@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 
 from consumers.runtimes import seccomp
-from consumers.runtimes.cell import bubblewrap, c_library
+from consumers.runtimes.cell import bubblewrap, c_library, gpus
 from consumers.runtimes.cell.bubblewrap import PATH
 from consumers.runtimes.cell.roots import host_root
 from consumers.runtimes.forkserver import ForkServer
@@ -43,6 +43,7 @@ class CellHost:
         self.root = host_root(PATH if python.is_relative_to("/usr") else f"{python}/bin:{PATH}")
         """The root of cells without an image."""
         self.c_library = c_library.of_host()
+        self.gpus = gpus.of_host()
         self.filter = seccomp.program(platform.machine())
         self.filter_of_images = seccomp.program(platform.machine(), pretends=True)
         self._user_ids = _user_ids()

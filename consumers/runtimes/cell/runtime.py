@@ -14,7 +14,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 
@@ -34,6 +34,7 @@ from consumers.runtimes.cell import bubblewrap, cgroup, layered, limits, prepara
 from consumers.runtimes.cell.bubblewrap import HOME, TMP
 from consumers.runtimes.cell.cgroup import Group
 from consumers.runtimes.cell.enter import CellOrders, Mount
+from consumers.runtimes.cell.gpus import GpuView
 from consumers.runtimes.cell.host import CellHost
 from consumers.runtimes.cell.limits import Limits
 from consumers.runtimes.cell.roots import Root
@@ -127,6 +128,11 @@ class CellRuntime:
             await asyncio.to_thread(give_all, target, self._user_id)
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
+        count = self._spec.gpus if what.has_gpus else 0
+        async with self._host.gpus.held(count, in_image=self._root.image is not None, stop=stop) as gpus:
+            return await self._exec(what, stop, gpus)
+
+    async def _exec(self, what: Exec, stop: asyncio.Event | None, gpus: GpuView) -> ExecResult:
         await self._make_view()
         log = session_folder.log_path(self._folder, what.log)
         argv = self._root.shell_command(what.command) if isinstance(what.command, str) else what.command
@@ -139,16 +145,18 @@ class CellRuntime:
             raise InputError(
                 "stdin", what.stdin, "lies in a layer that only programs inside see; redirect it in the command"
             )
-        tools = self._tools(what.tools)
+        tools = [*gpus.mounts, *self._tools(what.tools)]
         if what.is_ours:
             environment = self._environment_of_ours() | dict(what.env)
         else:
             environment = self._spec.with_path(self._environment() | ways.environment | self._spec.env | dict(what.env))
+        environment = gpus.search(environment)
         group = limits.host().group(self._folder.name, self._limits)
         async with self._space():
             self._record(group)
         try:
-            cell = self._cell(environment, cwd, tools, ways, group)
+            options = bubblewrap.options(environment, cwd, self._root.user_id, gpus.devices)
+            cell = self._cell(options, tools, ways, group)
         except ValueError as error:
             raise SandboxError("not_started", f"the program can't be started: {error}") from None
         started = time.monotonic()
@@ -254,9 +262,7 @@ class CellRuntime:
         inside = self._workdir.relative_to(self.workspace)
         self._make_folders(Path(os.path.normpath(self._folder / "workspace" / inside)))
 
-    def _cell(
-        self, environment: Mapping[str, str], cwd: PurePosixPath, tools: list[Mount], ways: WaysOut, group: Group
-    ) -> CellOrders:
+    def _cell(self, options: list[str], tools: list[Mount], ways: WaysOut, group: Group) -> CellOrders:
         view, root = self._view, self._root
         has_image = root.image is not None
         mounts = [
@@ -279,7 +285,7 @@ class CellRuntime:
             links=dict(root.links),
             files=dict(root.files),
             mounts=mounts,
-            options=bubblewrap.options(environment, cwd, root.user_id),
+            options=options,
             uid=self._user_id,
             ports=ways.ports,
             groups=group.join_paths,
