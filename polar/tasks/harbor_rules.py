@@ -84,10 +84,8 @@ FIELDS: Mapping[str, Rule] = {
     "environment.cpus": _carried("runtime.cpus"),
     "environment.memory_mb": _carried("runtime.memory_mb"),
     "environment.storage_mb": _carried("runtime.storage_mb"),
-    "environment.gpus": _unbuilt(
-        "cells have no GPUs; give runtime.gpus and the runtime docker in the template", "runtime.gpus", neutral=(0,)
-    ),
-    "environment.gpu_types": _unbuilt("no sandbox has GPUs yet"),
+    "environment.gpus": _carried("runtime.gpus"),
+    "environment.gpu_types": _unbuilt("no sandbox chooses GPUs by type; name a pool that has them in the template", "runtime.pool"),
     "environment.tpu": _unbuilt("no sandbox has TPUs"),
     "environment.mcp_servers": _unbuilt("harnesses get no MCP servers yet; the agent would lack tools of the task"),
     "environment.env": _carried("runtime.env"),

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from consumers.runtimes.base import Exec, ExecResult, Labels, Runtime
+from consumers.runtimes.cell import c_library
 from consumers.runtimes.cell.backend import CellBackend
 from consumers.runtimes.images.store import ImageStore
 from tests.consumers.runtimes.images import making
+from tests.consumers.runtimes.images.making import File
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
@@ -58,7 +60,13 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[CellBackend]:
-    making.oci_layout(tmp_path / "layout", [making.host_layer()], {})
+    library = c_library.of_host()
+    assert library is not None
+    driver_needs = {
+        str(library.folder / name)[1:]: File((library.folder / name).read_bytes(), 0o755)
+        for name in ("libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0")
+    }
+    making.oci_layout(tmp_path / "layout", [making.host_layer(), driver_needs], {})
     images = ImageStore(tmp_path / "images", {"river:1": f"oci:{tmp_path / 'layout'}:latest"}, trusts_tasks=False)
     made = CellBackend(tmp_path / "runtimes", images)
     yield made

@@ -79,12 +79,13 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "environment.cpus": ("runtime.cpus", 2.0),
     "environment.memory_mb": ("runtime.memory_mb", 512),
     "environment.storage_mb": ("runtime.storage_mb", 1024),
+    "environment.gpus": ("runtime.gpus", 1),
     "environment.env": ("runtime.env", {"A": "b"}),
     "environment.workdir": ("runtime.workdir", "sub"),
 }
 UNBUILT = {
     "agent.user", "verifier.user", "verifier.environment_mode", "verifier.environment", "verifier.collect", "environment.os",
-    "environment.gpus", "environment.gpu_types", "environment.tpu", "environment.mcp_servers", "environment.skills_dir",
+    "environment.gpu_types", "environment.tpu", "environment.mcp_servers", "environment.skills_dir",
     "environment.healthcheck", "multi_step_reward_strategy", "steps", "artifacts",
 }  # fmt: skip
 
@@ -179,9 +180,7 @@ def test_no_file_with_a_meaning_is_ignored(tmp_path: Path, name: str) -> None:
     assert outcomes(found, name) == [FILES[name].outcome]
 
 
-@pytest.mark.parametrize(
-    ("value", "field"), [(0, "environment.gpus"), ("linux", "environment.os"), ("shared", "verifier.environment_mode")]
-)
+@pytest.mark.parametrize(("value", "field"), [("linux", "environment.os"), ("shared", "verifier.environment_mode")])
 def test_what_polar_does_anyway_is_neutral(tmp_path: Path, value: object, field: str) -> None:
     assert outcomes(mapped_task(tmp_path, nested(field, value)), field) == [Outcome.NEUTRAL]
 
