@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,35 @@ def test_a_real_harness_works_in_an_image(up: Up) -> None:
     assert (row["status"], row["reward"]) == ("COMPLETED", 1.0), row
     shown = up.polar("show", "pi-in-an-image.0")
     assert "There is one file, a.py." in shown.stdout, shown.stdout
+
+
+@pytest.mark.hard
+def test_one_preparation_serves_two_hundred_sessions_without_a_network(up: Up) -> None:
+    """Each session shows the stamp that the preparation left, and finds no way out: equal logs are equal blobs."""
+    (host, _, port) = up.addresses["POLAR_KAFKA"].rpartition(":")
+    body = {
+        "task_id": "prepared-once",
+        "instruction": "read the stamp",
+        "num_samples": 200,
+        "agent": {
+            "harness": "shell",
+            "custom_shell": {
+                "command": f"cat /opt/stamp; (: <> /dev/tcp/{host}/{port}) 2>&- && echo reached || echo alone"
+            },
+        },
+        "runtime": {
+            "image": IMAGE,
+            "network": "none",
+            "prepare": [{"type": "exec", "command": "mkdir -p /opt; sleep 1; echo $RANDOM$RANDOM$RANDOM > /opt/stamp"}],
+        },
+    }
+    began = time.monotonic()
+    submitted = up.polar("submit", "-", "--wait", stdin=json.dumps(body))
+    print(f"200 sessions in {time.monotonic() - began:.1f} s")
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    rows = trajectories(up, "prepared-once")
+    assert Counter(row["status"] for row in rows) == {"COMPLETED": 200}
+    logs = {row["artifacts"]["agent_log"] for row in rows}  # type: ignore[index]
+    assert len(logs) == 1, "one stamp, so one preparation"
+    shown = up.polar("show", "prepared-once.0", "--format", "json")
+    assert "alone" in shown.stdout, shown.stdout
