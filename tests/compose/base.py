@@ -24,16 +24,23 @@ def ensure_image(client: docker.DockerClient) -> str:
     try:
         client.images.get(IMAGE)
     except ImageNotFound:
-        folder = cache.installed(
-            f"debian-{SUITE}", _bootstrap, whole=lambda entry: (entry / "rootfs.tar").is_file(), announce=print
-        )
+        repository, _, tag = IMAGE.partition(":")
         client.api.import_image_from_file(
-            str(folder / "rootfs.tar"),
-            repository=IMAGE.partition(":")[0],
-            tag=IMAGE.partition(":")[2],
+            str(root_file_system() / "rootfs.tar"),
+            repository=repository,
+            tag=tag,
             changes=[ENVIRONMENT, 'CMD ["bash"]'],
         )
+        if not client.images.list(IMAGE):  # Podman 4 reads no tag
+            client.images.get(repository).tag(repository, tag)
     return IMAGE
+
+
+def root_file_system() -> Path:
+    """The folder of the base image's `rootfs.tar`, which root makes at its first use."""
+    return cache.installed(
+        f"debian-{SUITE}", _bootstrap, whole=lambda entry: (entry / "rootfs.tar").is_file(), announce=print
+    )
 
 
 def _bootstrap(entry: Path) -> None:
