@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from tests.compose import base
 
@@ -27,11 +28,13 @@ PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "ignor
 """Without a cache: the user may not write to the checkout. Docker's client leaves its sockets to the collector."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> NoReturn:
     command = [*PYTEST, *TESTS, *arguments]
     if os.geteuid() == 0:
         command = _as_user(command)
-    return subprocess.run(command, cwd=CHECKOUT, check=False).returncode
+    os.chdir(CHECKOUT)
+    # In our own place: the end of this process, also by a kill, ends all.
+    os.execvp(command[0], command)
 
 
 def _as_user(command: list[str]) -> list[str]:
@@ -97,4 +100,4 @@ def _shown(paths: Iterable[Path]) -> Iterator[list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
