@@ -24,16 +24,17 @@ def ensure_image(client: docker.DockerClient) -> str:
     try:
         client.images.get(IMAGE)
     except ImageNotFound:
-        repository, _, tag = IMAGE.partition(":")
-        client.api.import_image_from_file(
-            str(root_file_system() / "rootfs.tar"),
-            repository=repository,
-            tag=tag,
-            changes=[ENVIRONMENT, 'CMD ["bash"]'],
-        )
-        if not client.images.list(IMAGE):  # Podman 4 reads no tag
-            client.images.get(repository).tag(repository, tag)
+        import_image(client, root_file_system() / "rootfs.tar", IMAGE, [ENVIRONMENT, 'CMD ["bash"]'])
     return IMAGE
+
+
+def import_image(client: docker.DockerClient, archive: Path, name: str, changes: list[str]) -> None:
+    """Make the image `name`, with its tag, of a root file system's tar."""
+    repository, _, tag = name.partition(":")
+    client.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=changes)
+    if not client.images.list(name):  # Podman 4.3 reads no tag
+        client.images.get(repository).tag(repository, tag)
+        client.images.remove(f"{repository}:latest")
 
 
 def root_file_system() -> Path:

@@ -63,6 +63,7 @@ def _as_user(command: list[str]) -> list[str]:
         ["mount", "-t", "tmpfs", "-o", f"uid={user.pw_uid},mode=0700", "tmpfs", runtime],
         [
             *("exec", "setpriv", "--reuid", USER, "--regid", str(user.pw_gid), "--init-groups", "--inh-caps=-all"),
+            *("--pdeathsig", "keep"),  # `unshare` has set it, and a change of the user would clear it
             *("env", "-i", *(f"{name}={value}" for name, value in environment.items()), *command),
         ],
     ]

@@ -223,11 +223,11 @@ async def test_what_takes_too_much_ends_its_own_session_alone(
 
 
 async def test_an_image_needs_nothing_of_its_own(
-    engine: docker.DockerClient, backend: ContainerBackend, claim: str
+    engine: docker.DockerClient, backend: ContainerBackend, claim: str, tmp_path: Path
 ) -> None:
     name = f"polar-test-empty:{claim}"
-    repository, _, tag = name.partition(":")
-    engine.api.import_image_from_data(bytes(10240), repository=repository, tag=tag)
+    (tmp_path / "empty.tar").write_bytes(bytes(10240))
+    base.import_image(engine, tmp_path / "empty.tar", name, [])
     try:
         made = await backend.create(labels(claim), RuntimeSpec(backend="docker", image=name))
         await made.write_file("a", b"text")
@@ -243,7 +243,8 @@ async def test_an_image_needs_nothing_of_its_own(
 async def test_the_images_user_owns_its_workspace_and_home_and_the_images_variables_are_set(
     engine: docker.DockerClient, backend: ContainerBackend, claim: str
 ) -> None:
-    recipe = f'FROM {base.IMAGE}\nUSER 1234:1234\nENV FLAVOUR=sweet LD_PRELOAD=/none.so\nENTRYPOINT ["false"]\n'
+    # The whole name, since Podman searches no registry for a short one in a recipe.
+    recipe = f'FROM docker.io/library/{base.IMAGE}\nUSER 1234:1234\nENV FLAVOUR=sweet LD_PRELOAD=/none.so\nENTRYPOINT ["false"]\n'
     image, _ = engine.images.build(fileobj=io.BytesIO(recipe.encode()), rm=True, forcerm=True)
     try:
         made = await backend.create(
