@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-gpu test-harnesses test-vllm vllm locks chaos fuzz lint format types bench clean
+.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-podman test-gpu test-harnesses test-vllm vllm locks chaos fuzz lint format types bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minut
 # Docker's own client leaves its sockets to the collector.
 test-docker: install ## compose/ on images built here, scaled and hurt; its Kubernetes manifests; sessions in containers
 	$(BIN)/pytest -m docker -W ignore::ResourceWarning tests/compose tests/consumers/runtimes/container
+
+# As root it takes a user of its own, `polar-podman`.
+test-podman: install ## sessions in containers of rootless Podman
+	$(BIN)/python -m tests.consumers.runtimes.container.rootless
 
 fuzz: install ## 50,000 wrong requests at a proxy, with its memory and connections watched
 	POLAR_FUZZ_REQUESTS=50000 $(BIN)/pytest -s tests/proxy/fuzz

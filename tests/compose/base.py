@@ -24,16 +24,24 @@ def ensure_image(client: docker.DockerClient) -> str:
     try:
         client.images.get(IMAGE)
     except ImageNotFound:
-        folder = cache.installed(
-            f"debian-{SUITE}", _bootstrap, whole=lambda entry: (entry / "rootfs.tar").is_file(), announce=print
-        )
-        client.api.import_image_from_file(
-            str(folder / "rootfs.tar"),
-            repository=IMAGE.partition(":")[0],
-            tag=IMAGE.partition(":")[2],
-            changes=[ENVIRONMENT, 'CMD ["bash"]'],
-        )
+        import_image(client, root_file_system() / "rootfs.tar", IMAGE, [ENVIRONMENT, 'CMD ["bash"]'])
     return IMAGE
+
+
+def import_image(client: docker.DockerClient, archive: Path, name: str, changes: list[str]) -> None:
+    """Make the image `name`, with its tag, of a root file system's tar."""
+    repository, _, tag = name.partition(":")
+    client.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=changes)
+    if not client.images.list(name):  # Podman 4.3 reads no tag
+        client.images.get(repository).tag(repository, tag)
+        client.images.remove(f"{repository}:latest")
+
+
+def root_file_system() -> Path:
+    """The folder of the base image's `rootfs.tar`, which root makes at its first use."""
+    return cache.installed(
+        f"debian-{SUITE}", _bootstrap, whole=lambda entry: (entry / "rootfs.tar").is_file(), announce=print
+    )
 
 
 def _bootstrap(entry: Path) -> None:

@@ -1,4 +1,4 @@
-"""A Docker daemon for these tests: the one that answers, else one of their own."""
+"""A container engine for these tests: the one that answers, else one of their own. Root starts Docker's daemon, another user Podman's."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ STOP_S = 60.0
 
 @contextmanager
 def running() -> Iterator[docker.DockerClient]:
-    """A client of a daemon that runs meanwhile. Where none answers one is started, its images kept in the user's cache."""
+    """A client of a daemon that runs meanwhile. Where none answers one is started, its images kept for the user's next run."""
     try:
         client = docker.from_env()
     except DockerException as missing:
-        with _own(missing) as host, pytest.MonkeyPatch.context() as environment:
+        own = _docker if os.geteuid() == 0 else _podman
+        with own(missing) as host, pytest.MonkeyPatch.context() as environment:
             environment.setenv("DOCKER_HOST", host)
             client = docker.from_env()
             yield client
@@ -38,31 +39,49 @@ def running() -> Iterator[docker.DockerClient]:
 
 
 @contextmanager
-def _own(missing: Exception) -> Iterator[str]:
-    """The address of a daemon that we start, as root, with a folder, a socket and containers of its own."""
-    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+def _docker(missing: Exception) -> Iterator[str]:
+    """The address of Docker's daemon, with a folder, a socket and containers of its own."""
+    if shutil.which("dockerd") is None:
         pytest.fail(
-            f"no Docker daemon answers ({missing}) and none can be started: install docker.io and be root, or set DOCKER_HOST"
+            f"no Docker daemon answers ({missing}) and none can be started: install docker.io, or set DOCKER_HOST"
         )
+    kept = ["--storage-driver", "overlay2", "--data-root", str(cache.root() / "docker")]
     with tempfile.TemporaryDirectory(prefix="polar-dockerd-") as folder:
         host = f"unix://{folder}/docker.sock"
-        log = Path(folder, "log")
-        kept = ["--storage-driver", "overlay2", "--data-root", str(cache.root() / "docker")]
-        with log.open("wb") as output:
-            daemon = subprocess.Popen(
-                ["dockerd", "--host", host, "--pidfile", f"{folder}/pid", "--exec-root", f"{folder}/run", *kept],
-                stdout=output,
-                stderr=output,
-            )
+        own = ["--host", host, "--pidfile", f"{folder}/pid", "--exec-root", f"{folder}/run"]
         try:
-            _wait_for(host, daemon, log)
-            yield host
+            with _started(["dockerd", *own, *kept], host, Path(folder, "log")):
+                yield host
         finally:
-            daemon.terminate()
-            daemon.wait(STOP_S)
             # Left there by a container that used the host's network.
             for namespace in Path(folder, "run/netns").glob("*"):
                 subprocess.run(["umount", str(namespace)], check=False)
+
+
+@contextmanager
+def _podman(missing: Exception) -> Iterator[str]:
+    """The address of Podman's service, rootless, on the user's own storage."""
+    if shutil.which("podman") is None:
+        pytest.fail(
+            f"no container engine answers ({missing}) and none can be started: install podman, or be root, or set DOCKER_HOST"
+        )
+    with tempfile.TemporaryDirectory(prefix="polar-podman-") as folder:
+        host = f"unix://{folder}/podman.sock"
+        with _started(["podman", "system", "service", "--time", "0", host], host, Path(folder, "log")):
+            yield host
+
+
+@contextmanager
+def _started(command: list[str], host: str, log: Path) -> Iterator[None]:
+    """A daemon, from its first answer at `host` on."""
+    with log.open("wb") as output:
+        daemon = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        _wait_for(host, daemon, log)
+        yield
+    finally:
+        daemon.terminate()
+        daemon.wait(STOP_S)
 
 
 def _wait_for(host: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
@@ -72,7 +91,7 @@ def _wait_for(host: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
             docker.DockerClient(host).close()
         except DockerException as error:
             if daemon.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"dockerd does not answer ({error}):\n{log.read_text(errors='replace')[-4000:]}")
+                pytest.fail(f"{daemon.args!r} doesn't answer ({error}):\n{log.read_text(errors='replace')[-4000:]}")
             time.sleep(0.2)
         else:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import random
 import socket
 import tarfile
 import threading
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 from consumers.runtimes.base import IMAGE_UNAVAILABLE, SandboxError
 from consumers.runtimes.launch import to_the_end
 from topics.types.errors import InputError, NotReadyError, install_command
+from topics.waiting.backoff import Backoff
 
 try:
     import docker
@@ -39,7 +41,11 @@ CALL_S = 180.0
 """For one answer of the engine, and for its next message while it pulls; a start takes 0.5 s, on a busy host more."""
 CALLS = 8
 """At once: more would only wait for one another in the engine."""
-_ABSENT = (
+PULLS = 4
+"""Tries to pull an image, before the session's attempt is given up."""
+PAUSES = Backoff(first_s=2.0, longest_s=30.0, jitter=0.5)
+"""Between these tries. A registry that says 429 means all sessions of this host, so they wait together, and others at other times."""
+_FOR_EVER = (
     "not found",
     "manifest unknown",
     "denied",
@@ -47,8 +53,10 @@ _ABSENT = (
     "does not exist",
     "invalid reference",
     "no matching manifest",
+    "invalid tar header",
+    "gzip: invalid header",
 )
-"""Parts of an engine's message, in lower case, about an image that another try won't find."""
+"""Parts of an engine's message, in lower case, about an image that no other try gets: it is absent, or a layer is broken."""
 _UNIX = "unix://"
 _LATER = ("toomanyrequests", "too many requests", "rate limit")
 
@@ -113,20 +121,31 @@ class Engine:
         return self._info
 
     async def image(self, name: str) -> Image:
-        """The image `name`, which is pulled if it isn't here: once at a time. Raises InputError if there is none that we may have, and
-        SandboxError `image_unavailable`."""
+        """The image `name`, which is pulled if it isn't here: once at a time, in several tries. Raises InputError if there is none that
+        we may have, and SandboxError `image_unavailable`."""
         if (found := await self.call(lambda client: _image(client, name))) is not None:
             return found
         async with self._pulling[name]:
             found = await self.call(lambda client: _image(client, name))
             if found is None:
-                # Not `call`: a pull may go on after a cancellation, and whoever asks next waits for the rest of it.
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._threads, lambda: _pull(self.connected(), name))
+                await self._pulled(name)
                 found = await self.call(lambda client: _image(client, name))
         if found is None:
             raise SandboxError(IMAGE_UNAVAILABLE, f"the image {name} was pulled and isn't there")
         return found
+
+    async def _pulled(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        for failures in range(1, PULLS + 1):
+            try:
+                # Not `call`: a pull may go on after a cancellation, and whoever asks next waits for the rest of it.
+                await loop.run_in_executor(self._threads, lambda: _pull(self.connected(), name))
+            except SandboxError:
+                if failures == PULLS:
+                    raise
+                await asyncio.sleep(PAUSES.pause_s(failures, random.random()))
+            else:
+                return
 
 
 def _knock() -> None:
@@ -167,7 +186,7 @@ def _pull(client: docker.DockerClient, name: str) -> None:
 
 def _unavailable(name: str, text: str, status: int) -> InputError | SandboxError:
     said = text.lower()
-    is_for_ever = status in (400, 403, 404) or any(word in said for word in _ABSENT)
+    is_for_ever = status in (400, 403, 404) or any(word in said for word in _FOR_EVER)
     if is_for_ever and status != 429 and not any(word in said for word in _LATER):
         return InputError(
             "runtime.image", name, f"can't be pulled: {text}; name one that the worker's engine finds and may pull"

@@ -156,6 +156,8 @@ def _start(
         "ulimits": [Ulimit(name="nofile", soft=files, hard=files)],
         "shm_size": SHARED_MEMORY,
         "oom_score_adj": _OOM_SCORE,
+        # Podman asks a container to end before it removes it, and waits 10 s: the keeper hears no other signal.
+        "stop_signal": "SIGKILL",
         # An image's own check would be a program that nobody supervises.
         "healthcheck": {"test": ["NONE"]},
         "log_config": LogConfig(type="json-file", config={"max-size": _LOG_BYTES}),
@@ -171,7 +173,7 @@ def _start(
         options["nano_cpus"] = int(min(spec.cpus, info["NCPU"]) * 1e9)
     if spec.gpus:
         options["device_requests"] = [DeviceRequest(count=spec.gpus, capabilities=[["gpu"]])]
-    if spec.storage_mb is not None and limits_storage(info):
+    if spec.storage_mb is not None and "storage_mb" in enforced(info):
         options["storage_opt"] = {"size": f"{spec.storage_mb}M"}
     container = client.containers.create(**options)
     try:
@@ -183,9 +185,22 @@ def _start(
     return container
 
 
-def limits_storage(info: Mapping[str, Any]) -> bool:
-    """Whether the engine can limit what a container writes."""
-    return info.get("Driver") in ("btrfs", "zfs")
+def enforced(info: Mapping[str, Any]) -> set[str]:
+    """The limits of a task that the engine enforces, by its description of itself.
+
+    Rootless Podman limits by cgroup v2 alone: on v1 it takes a limit, warns in its own log, and says here that it has them. Before
+    version 5 it says that it is rootless in the field `Rootless`, and not in `SecurityOptions` (seen in 4.3.1).
+    """
+    is_rootless = bool(info.get("Rootless")) or "rootless" in str(info.get("SecurityOptions"))
+    holds = {
+        "cpus": bool(info.get("CpuCfsQuota", True)),
+        "memory_mb": bool(info.get("MemoryLimit", True)),
+        "pids": bool(info.get("PidsLimit", True)),
+    }
+    if is_rootless and str(info.get("CgroupVersion")) != "2":
+        holds = {}
+    holds["storage_mb"] = info.get("Driver") in ("btrfs", "zfs")
+    return {name for name, is_kept in holds.items() if is_kept}
 
 
 def _mounted(source: str, target: str) -> Mount:

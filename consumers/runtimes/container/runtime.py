@@ -160,16 +160,11 @@ class ContainerBackend:
         return target
 
     def unenforced(self, spec: RuntimeSpec) -> list[str]:
-        info = self._engine.info
-        # An engine without privileges limits by cgroup v2 alone, and on v1 its answers don't tell.
-        is_limited = "rootless" not in str(info.get("SecurityOptions")) or str(info.get("CgroupVersion")) == "2"
-        enforced = {
-            "cpus": is_limited and bool(info.get("CpuCfsQuota", True)),
-            "memory_mb": is_limited and bool(info.get("MemoryLimit", True)),
-            "pids": is_limited and bool(info.get("PidsLimit", True)),
-            "storage_mb": spec.storage_mb is not None and place.limits_storage(info),
-        }
-        gaps = [name for name, holds in enforced.items() if not holds and (name != "cpus" or spec.cpus is not None)]
+        enforced = place.enforced(self._engine.info)
+        if spec.storage_mb is None:
+            enforced -= {"storage_mb"}
+        named = ["memory_mb", "pids", "storage_mb", *(["cpus"] if spec.cpus is not None else [])]
+        gaps = [name for name in named if name not in enforced]
         if spec.network is Network.HOST:
             gaps += ["network", "udp", "session_key"]
         return sorted(gaps)
@@ -239,7 +234,8 @@ class ContainerBackend:
 
 def _commit(client: docker.DockerClient, container: str) -> str:
     """The id of an image of the container as it is; it has the container's labels."""
-    return str(client.containers.get(container).commit().id)
+    # Nothing runs in it but its keeper; and an engine without privileges can't pause where it has no cgroups.
+    return str(client.containers.get(container).commit(pause=False).id)
 
 
 def _remove(client: docker.DockerClient, container: str) -> None:

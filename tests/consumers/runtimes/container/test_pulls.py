@@ -1,0 +1,130 @@
+"""Images of a registry: pulled, refused, tried again, and broken."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import time
+from collections.abc import Iterator
+
+import docker
+import pytest
+from docker.errors import ImageNotFound
+
+from consumers.runtimes.base import Labels, SandboxError
+from consumers.runtimes.container import engine as engines
+from consumers.runtimes.container.runtime import ContainerBackend
+from tests.consumers.runtimes.images import making
+from tests.consumers.runtimes.images.registry import Registry, serving
+from tests.waiting import eventually
+from topics.types.errors import InputError
+from topics.types.task import RuntimeSpec
+from topics.waiting.backoff import Backoff
+
+pytestmark = pytest.mark.docker
+
+NAME = "polar/agent"
+
+
+@pytest.fixture
+def registry(engine: docker.DockerClient) -> Iterator[Registry]:
+    if engine.info().get("Rootless"):
+        pytest.skip("Podman pulls without TLS only from the registries that its host's registries.conf names")
+    with serving() as made:
+        yield made
+        try:
+            engine.images.remove(f"127.0.0.1:{made.port}/{NAME}:latest", force=True)
+        except ImageNotFound:
+            pass
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "PAUSES", Backoff(first_s=0.01, longest_s=0.01))
+
+
+def spec_of(registry: Registry) -> RuntimeSpec:
+    return RuntimeSpec(backend="docker", image=f"127.0.0.1:{registry.port}/{NAME}")
+
+
+def asked(registry: Registry, text: str) -> int:
+    return sum(text in line for line in registry.requests)
+
+
+async def test_an_image_is_pulled_once_however_many_ask_and_is_here_from_then_on(
+    backend: ContainerBackend, registry: Registry, claim: str
+) -> None:
+    made = making.image([{"greeting": b"hello"}, {"other": os.urandom(1000)}], {"WorkingDir": "/work"})
+    registry.add(NAME, made)
+    spec = spec_of(registry)
+    runtimes = await asyncio.gather(
+        *(backend.create(Labels("polar", f"task.{number}", 1, f"{claim}-{number}"), spec) for number in range(3))
+    )
+    assert [await runtime.read_file("/greeting", 9) for runtime in runtimes] == [b"hello"] * 3
+    assert {str(runtime.workspace) for runtime in runtimes} == {"/work"}
+    assert {registry.asked_for(name) for name in made.blobs} == {1}
+    before = len(registry.requests)
+    await backend.create(Labels("polar", "task.9", 1, f"{claim}-9"), spec)
+    assert len(registry.requests) == before
+
+
+async def test_a_registry_that_says_too_many_requests_is_asked_again_after_a_pause(
+    backend: ContainerBackend, registry: Registry, claim: str
+) -> None:
+    registry.add(NAME, making.image([{"greeting": b"hello"}]))
+    registry.status["/manifests/"] = 429
+    creating = asyncio.create_task(backend.create(Labels("polar", "task.0", 1, claim), spec_of(registry)))
+    # The engine begins each pull with this request.
+    await eventually(lambda: "GET /v2/" in registry.requests, 30)
+    began = time.monotonic()
+    await eventually(lambda: registry.requests.count("GET /v2/") > 1, 30)
+    assert time.monotonic() - began > engines.PAUSES.first_s * (1 - engines.PAUSES.jitter) / 2
+    registry.status.clear()
+    assert await (await creating).read_file("/greeting", 9) == b"hello"
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(("status", "tries"), [(404, 1), (403, 1), (429, engines.PULLS), (503, engines.PULLS)])
+async def test_an_image_that_is_not_there_is_the_tasks_fault_and_one_that_cannot_be_fetched_is_not(
+    backend: ContainerBackend, registry: Registry, claim: str, status: int, tries: int
+) -> None:
+    registry.status["/manifests/"] = status
+    with pytest.raises(InputError if tries == 1 else SandboxError, match="can't be pulled") as raised:
+        await backend.create(Labels("polar", "task.0", 1, claim), spec_of(registry))
+    if isinstance(raised.value, InputError):
+        assert raised.value.field == "runtime.image"
+    elif isinstance(raised.value, SandboxError):
+        assert raised.value.code == "image_unavailable"
+    assert asked(registry, "/manifests/") >= tries
+    assert await backend.labelled() == []
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_a_layer_with_another_digest_is_named_and_fetched_again(
+    backend: ContainerBackend, registry: Registry, claim: str
+) -> None:
+    made = making.image([{"greeting": b"hello"}])
+    registry.add(NAME, made)
+    layer = next(name for name in made.blobs if name != made.config_digest)
+    registry.blobs[layer] = made.blobs[layer][:-1] + b"?"
+    with pytest.raises(SandboxError, match=rf"{NAME} can't be pulled now: .*{layer}") as raised:
+        await backend.create(Labels("polar", "task.0", 1, claim), spec_of(registry))
+    assert raised.value.code == "image_unavailable"
+    assert registry.asked_for(layer) >= engines.PULLS
+    registry.add(NAME, made)
+    runtime = await backend.create(Labels("polar", "task.0", 1, f"{claim}-b"), spec_of(registry))
+    assert await runtime.read_file("/greeting", 9) == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(b"no archive" * 99, "invalid tar header"), (gzip.compress(b"no archive" * 99), "invalid tar header")],
+)
+async def test_a_layer_that_is_no_archive_is_the_tasks_fault(
+    backend: ContainerBackend, registry: Registry, claim: str, data: bytes, said: str
+) -> None:
+    registry.add(NAME, making.image([data], compress=making.plain))
+    with pytest.raises(InputError, match=rf"runtime\.image: can't be pulled: .*{said}"):
+        await backend.create(Labels("polar", "task.0", 1, claim), spec_of(registry))
+    assert await backend.labelled() == []
