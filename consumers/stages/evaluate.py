@@ -21,6 +21,7 @@ from consumers.runtimes.prepare import TargetError, prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.patient_blobs import fetch
 from consumers.stages.worker_context import WorkerContext
 from topics.environment import registry
 from topics.environment.redaction import redacted
@@ -44,7 +45,8 @@ class Evaluate:
 
     async def do(self) -> StageFact:
         claim, ticket = self._claim, self._claim.ticket
-        task = claim.task(self._context.blobs)
+        task = await claim.task(self._context.blobs)
+        await fetch(self._context.blobs, task.runtime.eval_prepare or (), ticket.budget_s)
         budget = self._context.budget(ticket.budget_s)
         self._runtime = await self._context.attach(ticket.runtime, claim.id, task.runtime, fresh=True)
         await self._runtime.kill_all()

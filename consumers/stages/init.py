@@ -15,6 +15,7 @@ from consumers.runtimes.base import Handle, Labels, RuntimeBackend
 from consumers.runtimes.prepare import steps
 from consumers.stages.budget import BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.patient_blobs import fetch
 from consumers.stages.worker_context import WorkerContext
 from topics.events import InitFinished
 from topics.types.errors import Kind
@@ -33,8 +34,9 @@ class Init:
 
     async def do(self) -> StageFact:
         claim, budget_s = self._claim, self._claim.ticket.budget_s
-        task = claim.task(self._context.blobs)
+        task = await claim.task(self._context.blobs)
         self._backend = self._context.backend_of(task.runtime)
+        await fetch(self._context.blobs, task.runtime.prepare, budget_s)
         try:
             handle = await self._context.budget(budget_s).within(self._make(self._backend, task))
         except BudgetExceededError:

@@ -61,7 +61,7 @@ class Run:
 
     async def do(self) -> StageFact:
         ticket = self._claim.ticket
-        task = self._claim.task(self._context.blobs)
+        task = await self._claim.task(self._context.blobs)
         budget = self._context.run_budget(ticket.budget_s)
         access = self._access(task)
         self._runtime = await self._context.attach(ticket.runtime, self._claim.id, task.runtime)
