@@ -151,4 +151,14 @@ def test_what_a_trainer_imports_needs_no_extra(source: Source) -> None:
 def test_the_command_line_starts_without_the_heavy_parts() -> None:
     code = "import polar.cli, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"aiokafka", "aiohttp", "uvloop", "jgo", "obstore", "tokenizers", "proxy", "consumers", "analytics"} & set(loaded)
+    assert not {
+        "aiokafka",
+        "aiohttp",
+        "uvloop",
+        "jgo",
+        "obstore",
+        "tokenizers",
+        "proxy",
+        "consumers",
+        "analytics",
+    } & set(loaded)

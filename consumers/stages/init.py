@@ -21,6 +21,9 @@ from topics.events import InitFinished
 from topics.types.errors import Kind
 from topics.types.task import TaskRequest
 
+FETCH_SHARE = 0.9
+"""Of the budget, for uploads to arrive: less than all of it, so that the error names the blob store."""
+
 
 class Init:
     """See `claim_runner.Work`."""
@@ -36,7 +39,6 @@ class Init:
         claim, budget_s = self._claim, self._claim.ticket.budget_s
         task = await claim.task(self._context.blobs)
         self._backend = self._context.backend_of(task.runtime)
-        await fetch(self._context.blobs, task.runtime.prepare, budget_s)
         try:
             handle = await self._context.budget(budget_s).within(self._make(self._backend, task))
         except BudgetExceededError:
@@ -58,6 +60,7 @@ class Init:
         await harness_of(task.agent).install()
         labels = Labels(self._context.settings.namespace, ticket.session_id, ticket.attempt, self._claim.id)
         blobs = self._context.blobs
+        await fetch(blobs, task.runtime.prepare, FETCH_SHARE * ticket.budget_s)
         runtime = await backend.create(labels, task.runtime, steps(task.runtime.prepare, blobs))
         await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
         return runtime.handle

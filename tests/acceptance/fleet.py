@@ -383,7 +383,9 @@ async def fleet(
     kafka = Broker(data, announce=print, security=security) if brokers == 1 else Cluster(data, brokers, announce=print)
     await asyncio.to_thread(kafka.start)
     copies, in_sync = (1, 1) if brokers == 1 else (3, 2)
-    settings = Settings(kafka=kafka.bootstrap, data=data, namespace="polar", blobs=blobs, replication=copies, min_insync=in_sync)
+    settings = Settings(
+        kafka=kafka.bootstrap, data=data, namespace="polar", blobs=blobs, replication=copies, min_insync=in_sync
+    )
     made = Fleet(data, kafka, settings, mode=mode, variables=variables, blobs=blobs)
     if security is not None:
         user = {"kafka_sasl_username": NODE_USER, "kafka_sasl_password": security.node_password}

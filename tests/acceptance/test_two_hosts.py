@@ -97,8 +97,10 @@ async def test_a_task_with_a_folder_runs_on_another_host_and_its_patch_comes_bac
             assert code == 0, err
             server.kill()
             await eventually(
-                lambda: any("blobs.unreachable" in log_of(system, f"{stage}-1") for stage in STAGES)
-                or "fanout.retry" in log_of(system, "fanout-1"),
+                lambda: (
+                    any("blobs.unreachable" in log_of(system, f"{stage}-1") for stage in STAGES)
+                    or "fanout.retry" in log_of(system, "fanout-1")
+                ),
                 READY_S,
             )
             server.start()

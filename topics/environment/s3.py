@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Credential, S3Store
 
 CONNECT_S = 5
-REQUEST_S = 60
+REQUEST_S = 30
 """For one request with its body, which has 8 MiB at most."""
 RETRY_S = 15
 """After this time a request that failed isn't sent again: time enough for the restart of a server."""

@@ -64,7 +64,7 @@ async def test_what_an_outage_holds_up_goes_on_after_it(tmp_path: Path, monkeypa
         near = CachedBlobs(blobs, tmp_path / "near")
         server.kill()
         with capture_logs() as lines:
-            storing = asyncio.create_task(stored(blobs, "r-1", {"patch": b"changes"}))
+            storing = asyncio.create_task(stored(blobs, "r-1", {"patch": b"changes"}, 120.0))
             fetching = asyncio.create_task(fetch(near, [upload(given)], 120.0))
             await eventually(lambda: len([line for line in lines if line["action"] == "blobs.unreachable"]) >= 2, 60.0)
             await asyncio.to_thread(server.start)

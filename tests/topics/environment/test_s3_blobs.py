@@ -36,7 +36,13 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No AWS_ variables and no ~/.aws of the person who runs the tests."""
-    for name in ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CA_BUNDLE", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN"):
+    for name in (
+        "AWS_PROFILE",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_CA_BUNDLE",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_SESSION_TOKEN",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -98,9 +104,7 @@ class TestCachedBucket(BlobContract):
 
 
 @pytest.mark.contract
-def test_an_old_blob_is_stored_again_when_it_is_used_again(
-    address: S3Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_blob_is_stored_again_when_it_is_used_again(address: S3Address, monkeypatch: pytest.MonkeyPatch) -> None:
     store = S3Blobs(address)
     ref = store.put(b"task")
     (before,) = (found for page in obstore.list(s3.connect(address)) for found in page)
@@ -294,5 +298,5 @@ def test_settings_name_a_folder_or_a_bucket(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_ca_bundle_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere/ca.pem")
-    with pytest.raises(NotReadyError, match="AWS_CA_BUNDLE can't be read: .*/nowhere/ca.pem"):
+    with pytest.raises(NotReadyError, match=r"AWS_CA_BUNDLE can't be read: .*/nowhere/ca.pem"):
         S3Blobs(S3Address("bucket", ""))

@@ -43,7 +43,9 @@ def test_blobs_may_be_in_a_bucket(clean: Path, text: str) -> None:
     assert str(found) == text.rstrip("/")
 
 
-@pytest.mark.parametrize("text", ["s3://", "s3://B", "s3://bucket?x=1", "gs://bucket", "http://host/bucket", "s3://a/b c"])
+@pytest.mark.parametrize(
+    "text", ["s3://", "s3://B", "s3://bucket?x=1", "gs://bucket", "http://host/bucket", "s3://a/b c"]
+)
 def test_another_address_of_blobs_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLAR_BLOBS", text)
     with pytest.raises(InputError, match=r"POLAR_BLOBS.*expected s3://BUCKET"):

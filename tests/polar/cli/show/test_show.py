@@ -147,7 +147,7 @@ def test_an_artifact_comes_byte_for_byte_or_it_is_said_where_it_may_be(settings:
     assert show("t.0", "--artifact", "quiet") == (0, "", "polar: quiet is empty\n")
     code, out, err = show("t.0", "--artifact", "patch")
     assert (code, out) == (3, "")
-    assert f"isn't in {settings.data / "blobs"}; set POLAR_BLOBS" in err
+    assert f"isn't in {settings.data / 'blobs'}; set POLAR_BLOBS" in err
     code, _, err = show("t.0", "--artifact", "nosuch")
     assert code == 2
     assert "--artifact: no such artifact; there are: agent_log, patch, quiet (got 'nosuch')" in err
