@@ -18,7 +18,8 @@ import structlog
 
 from consumers.metrics import Metrics
 from topics import events, tasks, trajectories
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
+from topics.environment.blobs import BlobStoreError
 from topics.environment.settings import Settings
 from topics.events import TaskSubmitted
 from topics.log import admin, kafka, membership
@@ -80,7 +81,7 @@ class Fanout:
     def __init__(self, settings: Settings, producer: LogProducer) -> None:
         self._settings = settings
         self._log = producer
-        self._blobs = BlobStore(settings.blobs_folder)
+        self._blobs = blob_store.of(settings)
         self._outputs: set[str] = set()
         self._results: Counter[str] = Counter()
         """Records by result."""
@@ -91,7 +92,10 @@ class Fanout:
     def obstacle(self) -> str:
         """A sentence on why tasks wait for the blob store; empty if none does."""
         error = next(iter(self._unwritten.values()), None)
-        return "" if error is None else f"new tasks wait: {error}; make room, or mount the disk writable"
+        if error is None:
+            return ""
+        remedy = "" if isinstance(error, BlobStoreError) else "; make room, or mount the disk writable"
+        return f"new tasks wait: {error}{remedy}"
 
     def register(self, metrics: Metrics, heart: HeartbeatSender) -> None:
         metrics.heart(GROUP, heart)

@@ -21,7 +21,7 @@ from polar.uploads import Uploads
 from topics import dead_letters, events, sessions, tasks, workers
 from topics.contract.topic import Topic
 from topics.dead_letters import Letter
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
 from topics.environment.settings import Settings, load
 from topics.log import admin
 from topics.log.follow import Follower, Since
@@ -229,7 +229,7 @@ class Client:
 
         `table` is one of `Client.table`.
         """
-        uploads = Uploads(BlobStore(self.settings.blobs_folder))
+        uploads = Uploads(blob_store.of(self.settings))
         complete = await asyncio.to_thread(lambda: [uploads.with_content(request, Path()) for request in requests])
         bodies = {request.task_id: _sized_body(request) for request in complete}
         hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
@@ -286,7 +286,7 @@ class Client:
             )
 
         topic = tasks.TOPIC.full_name(self.settings.namespace)
-        uploads = Uploads(BlobStore(self.settings.blobs_folder))
+        uploads = Uploads(blob_store.of(self.settings))
         async with self._producer() as producer:
             async for task in requests:
                 request = await asyncio.to_thread(uploads.with_content, task, Path())

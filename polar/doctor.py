@@ -28,7 +28,7 @@ from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import UnreachableError
 from topics import completions
 from topics.contract import catalogue
-from topics.environment import cache, http_json, private_files, registry
+from topics.environment import blob_store, blobs, cache, http_json, private_files, registry
 from topics.environment.keys import read_keys_file
 from topics.environment.settings import Settings
 from topics.log import admin
@@ -100,6 +100,7 @@ async def system(settings: Settings) -> list[Finding]:
         if found[-1].state is not State.BAD:  # without the one the other would only wait
             found.append(await look(settings))
     found.append(_keys(settings.keys_path))
+    found.append(await asyncio.to_thread(_blobs, settings))
     if settings.control_url is not None:
         found.append(await _proxy(settings.control_url))
     return found
@@ -299,6 +300,17 @@ def _keys(path: Path) -> Finding:
     return Finding(
         "keys", State.GOOD, f"{count} signing secrets in {path}" if count > 1 else f"a signing secret in {path}"
     )
+
+
+def _blobs(settings: Settings) -> Finding:
+    """The blob store, by a look for a blob that isn't there. A folder that doesn't exist yet is made by the first writer."""
+    try:
+        store = blob_store.of(settings)
+        store.refresh(blobs.named("0" * 64))
+    except (OSError, NotReadyError) as error:
+        todo = "correct POLAR_BLOBS and the AWS_* variables, or start the server; until then tasks and artifacts wait"
+        return Finding("blobs", State.BAD, str(error), todo)
+    return Finding("blobs", State.GOOD, f"{store.place} answers")
 
 
 async def _topics(settings: Settings) -> Finding:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from topics.environment.archive import ArchiveError, Tree, list_file, list_folder
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import BlobStore, BlobStoreError
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import UPLOADING, Content, PrepareAction, TaskRequest
 
@@ -61,6 +61,8 @@ class Uploads:
             stored = self._blobs.put_chunks(lambda: self._reported(tree, path))
         except ValueError as error:
             raise ArchiveError(f"{error}; submit again once nothing writes to {path}") from None
+        except BlobStoreError as error:
+            raise NotReadyError(f"{path} wasn't stored: {error}; nothing is lost, submit again") from error
         except OSError as error:
             raise NotReadyError(f"{path} can't be stored in the blob store (POLAR_BLOBS): {error}") from error
         content = Content(ref=stored.ref, size=stored.size)

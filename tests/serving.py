@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,6 +21,13 @@ class Requests(list[tuple[str, str | None, Any]]):
 
 Answer = tuple[int, object] | tuple[int, object, dict[str, str]]
 """Status, body and headers; a body of bytes is sent as it is, others as JSON."""
+
+
+def free_port() -> int:
+    """A port of loopback on which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
 
 
 def serving(answer: Callable[[Any], Answer]) -> AbstractContextManager[tuple[str, Requests]]:

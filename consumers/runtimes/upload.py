@@ -45,11 +45,11 @@ class Upload:
                     blob = reading.enter_context(self.blobs.open(self.ref))
                 except OSError as error:
                     raise NotReadyError(
-                        f"{self.ref} can't be read from this worker's blob store ({error.strerror}); every host, and whoever submits "
-                        "tasks, needs the same POLAR_BLOBS"
+                        f"{self.ref} can't be read from this worker's blob store ({error.strerror or error}); every host, and whoever "
+                        "submits tasks, needs the same POLAR_BLOBS"
                     ) from error
                 yield blob
         except ArchiveError as error:
             raise InputError(CONTENT, self.ref, str(error)) from error
         except DamagedBlobError as error:
-            raise NotReadyError(f"{error}; delete the file from POLAR_BLOBS and submit the task again") from error
+            raise NotReadyError(f"{error}; delete it from POLAR_BLOBS and submit the task again") from error

@@ -2,20 +2,23 @@
 
 The run gives `agent_log`, `agent_transcript` and `patch`, the evaluation `evaluation_output` or
 `evaluator_traceback`; a harness or an evaluator may add more.
-Invariant: no session key stands in an artifact. An artifact never fails a session: one that can't be stored is logged and left out.
+Invariant: no session key stands in an artifact. An artifact never fails a session: one that can't be stored is logged and left out,
+if a bucket doesn't answer after a wait.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
+import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import PurePosixPath
 
 import structlog
 
 from consumers.runtimes.base import Exec, Runtime
+from consumers.stages.patient_blobs import KEEP_S, WAIT_S, patiently
 from topics.environment.blobs import BlobStore
 from topics.environment.redaction import KEY_SHOWN, redacted_bytes
 
@@ -36,12 +39,14 @@ _CUT = re.compile(rb"(left out here \.\.\.\]\n)[A-Za-z0-9_.-]+")
 log = structlog.get_logger()
 
 
-async def stored(blobs: BlobStore, claim_id: str, found: Mapping[str, bytes]) -> dict[str, str]:
-    """Store artifacts without session keys; their blob references, by name."""
+async def stored(blobs: BlobStore, claim_id: str, found: Mapping[str, bytes], remaining_s: float) -> dict[str, str]:
+    """Store artifacts without session keys; their blob references, by name. `remaining_s`: of the stage's budget, for a store that doesn't
+    answer."""
     references: dict[str, str] = {}
+    end = time.monotonic() + min(remaining_s, KEEP_S) + WAIT_S
     for name, data in found.items():
         try:
-            references[name] = await asyncio.to_thread(_put, blobs, data)
+            references[name] = await patiently(partial(_put, blobs, data), end - time.monotonic())
         except OSError as error:
             log.warning("artifact not kept", action="artifact.lost", claim=claim_id, name=name, why=str(error))
     return references

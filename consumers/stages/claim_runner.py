@@ -11,17 +11,19 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import structlog
 
 from consumers.runtimes.base import SandboxError
 from consumers.stages.claims import UNGRANTED, Action, Event, State, step
+from consumers.stages.patient_blobs import patiently
 from topics import events
 from topics.contract.codec import encode
 from topics.control import Grant, Revoke
 from topics.environment import claim_keys
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import BlobStore, BlobStoreError
 from topics.environment.redaction import redacted
 from topics.events import Claimed, Evaluated, Fact, HandedBack, InitFinished, RunFinished, Stopped
 from topics.log.producer import LogProducer, UnacknowledgedError
@@ -80,17 +82,19 @@ class Claim:
         self.requesting: asyncio.Task[None] | None = None
         self._started = time.monotonic()
 
-    def task(self, blobs: BlobStore) -> TaskRequest:
-        """The task, from the ticket or the blob store. Raises NotReadyError if this worker's store doesn't have it."""
+    async def task(self, blobs: BlobStore) -> TaskRequest:
+        """The task, from the ticket or the blob store. Raises NotReadyError if this worker's store doesn't have it, or doesn't answer."""
         body = self.ticket.body
         if body is None:
             assert self.ticket.body_ref is not None, "a ticket carries its task's body or a reference to it"
             try:
-                body = blobs.get(self.ticket.body_ref)
+                body = await patiently(partial(blobs.get, self.ticket.body_ref))
             except FileNotFoundError:
                 raise NotReadyError(
-                    f"{self.ticket.body_ref} isn't in this worker's blob store; every host needs the same POLAR_BLOBS"
+                    f"{self.ticket.body_ref} isn't in this worker's blob store {blobs.place}; every host needs the same POLAR_BLOBS"
                 ) from None
+            except BlobStoreError as error:
+                raise NotReadyError(str(error)) from error
         return TaskRequest.model_validate_json(body)
 
     def start_clock(self) -> None:

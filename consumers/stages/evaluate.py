@@ -21,6 +21,7 @@ from consumers.runtimes.prepare import TargetError, prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.patient_blobs import fetch_for_evaluation
 from consumers.stages.worker_context import WorkerContext
 from topics.environment import registry
 from topics.environment.redaction import redacted
@@ -40,12 +41,14 @@ class Evaluate:
         self._context = context
         self._claim = claim
         self._runtime: Runtime | None = None
+        self._budget: Budget | None = None
         self._is_preparing = False
 
     async def do(self) -> StageFact:
         claim, ticket = self._claim, self._claim.ticket
-        task = claim.task(self._context.blobs)
-        budget = self._context.budget(ticket.budget_s)
+        task = await claim.task(self._context.blobs)
+        await fetch_for_evaluation(self._context.blobs, task.runtime.eval_prepare or (), ticket.budget_s)
+        self._budget = budget = self._context.budget(ticket.budget_s)
         self._runtime = await self._context.attach(ticket.runtime, claim.id, task.runtime, fresh=True)
         await self._runtime.kill_all()
         try:
@@ -118,7 +121,8 @@ class Evaluate:
         )
 
     async def _stored(self, found: dict[str, bytes]) -> dict[str, str] | None:
-        return await artifacts.stored(self._context.blobs, self._claim.id, found) or None
+        assert self._budget is not None, "artifacts come from an evaluation that began"
+        return await artifacts.stored(self._context.blobs, self._claim.id, found, self._budget.remaining_s) or None
 
 
 @contextmanager

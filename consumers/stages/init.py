@@ -15,10 +15,14 @@ from consumers.runtimes.base import Handle, Labels, RuntimeBackend
 from consumers.runtimes.prepare import steps
 from consumers.stages.budget import BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.patient_blobs import fetch
 from consumers.stages.worker_context import WorkerContext
 from topics.events import InitFinished
 from topics.types.errors import Kind
 from topics.types.task import TaskRequest
+
+FETCH_SHARE = 0.9
+"""Of the budget, for uploads to arrive: less than all of it, so that the error names the blob store."""
 
 
 class Init:
@@ -33,7 +37,7 @@ class Init:
 
     async def do(self) -> StageFact:
         claim, budget_s = self._claim, self._claim.ticket.budget_s
-        task = claim.task(self._context.blobs)
+        task = await claim.task(self._context.blobs)
         self._backend = self._context.backend_of(task.runtime)
         try:
             handle = await self._context.budget(budget_s).within(self._make(self._backend, task))
@@ -56,6 +60,7 @@ class Init:
         await harness_of(task.agent).install()
         labels = Labels(self._context.settings.namespace, ticket.session_id, ticket.attempt, self._claim.id)
         blobs = self._context.blobs
+        await fetch(blobs, task.runtime.prepare, FETCH_SHARE * ticket.budget_s)
         runtime = await backend.create(labels, task.runtime, steps(task.runtime.prepare, blobs))
         await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
         return runtime.handle

@@ -61,7 +61,7 @@ class Run:
 
     async def do(self) -> StageFact:
         ticket = self._claim.ticket
-        task = self._claim.task(self._context.blobs)
+        task = await self._claim.task(self._context.blobs)
         budget = self._context.run_budget(ticket.budget_s)
         access = self._access(task)
         self._runtime = await self._context.attach(ticket.runtime, self._claim.id, task.runtime)
@@ -73,7 +73,7 @@ class Run:
         before = await patch.snapshot(self._runtime)
         program = self._program(self._runtime, task, access, harness, launch)
         result = await self._launch(self._runtime, task, program, budget)
-        kept = await self._keep(self._runtime, result, launch, before)
+        kept = await self._keep(self._runtime, result, launch, before, budget)
         failure = None if result.exceeded else await model_failure(access.proxy_url, access.key, result.exit_code)
         if failure is not None:
             error = SessionError(Stage.RUN.value, Kind.INFRA, "model_failed", failure, retryable=True)
@@ -148,7 +148,7 @@ class Run:
                 raise InputError("agent.custom_shell.cwd", program.cwd, error.reason) from error
 
     async def _keep(
-        self, runtime: Runtime, result: ExecResult, launch: Launch, before: patch.Snapshot | None
+        self, runtime: Runtime, result: ExecResult, launch: Launch, before: patch.Snapshot | None, budget: Budget
     ) -> dict[str, str]:
         """Blob references of the log, of the files that the harness keeps and of the patch, by artifact name."""
         found = {artifacts.AGENT_LOG: await asyncio.to_thread(result.output)}
@@ -164,7 +164,7 @@ class Run:
                 )
         if before and (changed := await patch.changes(runtime, before)):
             found[artifacts.PATCH] = changed
-        return await artifacts.stored(self._context.blobs, self._claim.id, found)
+        return await artifacts.stored(self._context.blobs, self._claim.id, found, budget.remaining_s)
 
     def _fact(self, exit_code: int | None, kept: dict[str, str], output: str = "", exceeded: str = "") -> StageFact:
         """`exit_code` None: the run's budget was used up, or a limit of its sandbox was `exceeded`. `output`: the end of the harness's

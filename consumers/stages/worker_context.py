@@ -12,8 +12,7 @@ from consumers.runtimes.cell.backend import check
 from consumers.runtimes.images.store import ImageStore
 from consumers.stages.budget import Budget
 from consumers.stages.disk_room import DiskRoom
-from topics.environment import cache, registry
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store, cache, registry
 from topics.environment.settings import Settings
 from topics.fleet import FleetView
 from topics.types.errors import InputError, NotReadyError
@@ -35,7 +34,7 @@ class WorkerContext:
     def __init__(self, settings: Settings, is_connected: Callable[[], bool], on_change: Callable[[], None]) -> None:
         self.settings = settings
         self.disk_room = DiskRoom(settings.data, on_change)
-        self.blobs = BlobStore(settings.blobs_folder)
+        self.blobs = blob_store.cached(settings)
         self.is_connected = is_connected
         self.fleet = FleetView()
         self._images = ImageStore(cache.root() / "images", settings.images, trusts_tasks=settings.trust_tasks)

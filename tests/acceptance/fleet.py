@@ -29,7 +29,7 @@ from tests.waiting import eventually
 from topics import completions, trajectories, workers
 from topics.completions import CallRecord
 from topics.contract import catalogue
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
 from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings, write_env_file
 from topics.environment.webhook_signing import ensure_secret_file
@@ -74,6 +74,8 @@ class Fleet:
     engine_url: str = ""
     mode: str = "chat"
     """How proxies ask the engine."""
+    blobs: str | None = None
+    """The blob store; None: DATA/blobs."""
     login: Mapping[str, str] = field(default_factory=dict)
     """The variables of the person's login, on a Kafka with logins."""
     variables: Callable[[str], Mapping[str, str]] = lambda _: {}
@@ -239,6 +241,7 @@ class Fleet:
                 "POLAR_PROXY_URL": self.proxy_url,
                 "POLAR_REPLICATION": str(self.settings.replication),
                 "POLAR_MIN_INSYNC": str(self.settings.min_insync),
+                **({} if self.blobs is None else {"POLAR_BLOBS": self.blobs}),
                 **self.login,
             },
         )
@@ -265,7 +268,7 @@ class Fleet:
         agent = {"harness": "shell", "custom_shell": {"command": command}, "env": env}
         # Stored here, since some tests write the task to Kafka themselves.
         upload = {"type": "upload_file", "source": str(AGENT), "target": AGENT.name}
-        blobs = BlobStore(self.settings.blobs_folder)
+        blobs = blob_store.of(self.settings)
         runtime = {
             "backend": "cell",
             "prepare": [action.model_dump(exclude_none=True) for action in actions_of([upload], blobs)],
@@ -367,6 +370,7 @@ async def fleet(
     mode: str = "chat",
     secured: bool = False,
     variables: Callable[[str], Mapping[str, str]] = lambda _: {},
+    blobs: str | None = None,
 ) -> AsyncIterator[Fleet]:
     """A system with these workers, started in order, on one broker or several; all of it is stopped at the end.
 
@@ -379,8 +383,10 @@ async def fleet(
     kafka = Broker(data, announce=print, security=security) if brokers == 1 else Cluster(data, brokers, announce=print)
     await asyncio.to_thread(kafka.start)
     copies, in_sync = (1, 1) if brokers == 1 else (3, 2)
-    settings = Settings(kafka=kafka.bootstrap, data=data, namespace="polar", replication=copies, min_insync=in_sync)
-    made = Fleet(data, kafka, settings, mode=mode, variables=variables)
+    settings = Settings(
+        kafka=kafka.bootstrap, data=data, namespace="polar", blobs=blobs, replication=copies, min_insync=in_sync
+    )
+    made = Fleet(data, kafka, settings, mode=mode, variables=variables, blobs=blobs)
     if security is not None:
         user = {"kafka_sasl_username": NODE_USER, "kafka_sasl_password": security.node_password}
         made.settings = settings.model_copy(update={"kafka_security_protocol": security.protocol, **user})

@@ -20,7 +20,8 @@ from tests.consumers.stages.coordinating import PATIENCE_S, Coordinator, shell
 from tests.small_disks import fill, needs_root, small_disk
 from tests.waiting import eventually
 from topics import dead_letters, tasks
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
+from topics.environment.blobs import FolderBlobs
 from topics.environment.settings import Settings
 from topics.events import TaskSubmitted
 from topics.log import admin, kafka
@@ -91,7 +92,7 @@ async def test_a_task_becomes_a_fact_and_a_large_one_goes_through_the_blob_store
     assert small_fact.plan == plan_of(task)
     assert large_fact.body is None
     assert large_fact.body_ref is not None
-    stored = BlobStore(settings.blobs_folder).get(large_fact.body_ref)
+    stored = blob_store.of(settings).get(large_fact.body_ref)
     assert TaskRequest.model_validate_json(stored).instruction == large["instruction"]
 
 
@@ -123,7 +124,7 @@ async def test_a_large_task_waits_for_room_in_the_blob_store_and_small_ones_pass
             fact = (await eventually(lambda: submitted() if len(submitted()) == 3 else None, PATIENCE_S))["large"]
             await eventually(lambda: not coordinator.beats[-1].obstacle, PATIENCE_S)
         assert fact.body_ref is not None
-        assert body_hash(BlobStore(disk).get(fact.body_ref)) == fact.body_hash
+        assert body_hash(FolderBlobs(disk).get(fact.body_ref)) == fact.body_hash
     assert sorted(fact.task_id for fact in coordinator.facts if isinstance(fact, TaskSubmitted)) == [
         "after",
         "large",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import Counter
 
 import pytest
@@ -12,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from consumers import metrics_http
 from consumers.metrics import REASONS, Metrics
 from tests.consumers.stages.coordinating import PATIENCE_S, Coordinator, shell, ticket, working
+from tests.serving import free_port
 from tests.waiting import eventually
 from topics import stages
 from topics.environment.settings import Settings
@@ -32,12 +32,6 @@ def samples_of(metrics: Metrics) -> Samples:
         for family in families
         for sample in family.samples
     }
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 async def request(port: int, line: str) -> tuple[int, str]:

@@ -28,7 +28,7 @@ from examples.tiny_model.tasks import HELD_OUT, draw
 from polar.trainer import Group
 from tests.serving import serving
 from tests.uploading import submitted
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory
@@ -64,7 +64,7 @@ async def test_a_session_earns_what_it_did(kind: str, reward: float, tmp_path: P
     assert session.task.request == request.instruction
     KINDS[kind](session, random.Random(1))
     runtime = await ProcessBackend(tmp_path).create(Labels("polar", "s", 1, "claim"), request.runtime)
-    blobs = BlobStore(tmp_path / "blobs")
+    blobs = FolderBlobs(tmp_path / "blobs")
     await prepare(runtime, submitted(request, blobs).runtime.prepare, blobs)
     await runtime.write_file("../home/request", request.instruction.encode())
     assert request.agent.custom_shell is not None

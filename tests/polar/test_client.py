@@ -15,7 +15,7 @@ from topics import dead_letters, events, sessions, tasks, workers
 from topics.contract import catalogue
 from topics.contract.codec import encode
 from topics.contract.topic import Topic
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log.producer import LogProducer
@@ -187,7 +187,7 @@ async def test_the_files_of_a_task_are_stored_and_its_body_has_their_references(
     (tmp_path / "agent.py").write_text("print(1)")
     upload = {"type": "upload_file", "source": "agent.py", "target": "."}
     written = parse(task("t", 1).model_dump() | {"runtime": {"prepare": [upload]}})
-    complete = Uploads(BlobStore(tmp_path / "elsewhere")).with_content(written, tmp_path)
+    complete = Uploads(FolderBlobs(tmp_path / "elsewhere")).with_content(written, tmp_path)
     (content,) = (action.content for action in complete.runtime.prepare)
     assert content is not None
     client = Client(settings.model_copy(update={"blobs": tmp_path / "blobs"}))
@@ -201,7 +201,7 @@ async def test_the_files_of_a_task_are_stored_and_its_body_has_their_references(
             sent: list[TaskRequest] = []
             await client.feed(one_by_one(written), table, max_in_flight=1, on_sent=lambda one, _: sent.append(one))
             assert sent == [complete]
-    assert len(BlobStore(tmp_path / "blobs").get(content.ref)) == content.size
+    assert len(FolderBlobs(tmp_path / "blobs").get(content.ref)) == content.size
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------------------

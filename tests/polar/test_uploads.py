@@ -10,7 +10,7 @@ import pytest
 
 from polar.uploads import Uploads
 from topics.environment import archive
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import TaskRequest, body_hash, parse
 
@@ -44,7 +44,7 @@ def test_sources_start_at_the_task_s_folder_and_stay_as_they_were_written(store:
     absolute = {"type": "upload_file", "source": str(folder / "repo/src/main.py"), "target": "main.py"}
     command = {"type": "exec", "command": "git init"}
     bare = task(command)
-    uploads = Uploads(BlobStore(store))
+    uploads = Uploads(FolderBlobs(store))
     assert uploads.with_content(bare, folder) is bare
     found = uploads.with_content(task(FOLDER, command, eval_prepare=[absolute]), folder).runtime
     assert [action.source for action in found.prepare] == ["repo", None]
@@ -52,7 +52,7 @@ def test_sources_start_at_the_task_s_folder_and_stay_as_they_were_written(store:
     assert found.eval_prepare[0].source == absolute["source"]
     for action in (found.prepare[0], found.eval_prepare[0]):
         assert action.content is not None
-        assert len(BlobStore(store).get(action.content.ref)) == action.content.size
+        assert len(FolderBlobs(store).get(action.content.ref)) == action.content.size
     assert found.prepare[1].content is None
     assert len(blobs(store)) == 2
 
@@ -61,7 +61,7 @@ def test_equal_files_make_one_task_wherever_they_lie_and_changed_ones_another(
     tmp_path: Path, store: Path, folder: Path
 ) -> None:
     def hashed(place: Path) -> str:
-        return body_hash(Uploads(BlobStore(store)).with_content(task(FOLDER), place).canonical())
+        return body_hash(Uploads(FolderBlobs(store)).with_content(task(FOLDER), place).canonical())
 
     first = hashed(folder)
     copy = tmp_path / "copy/repo/src"
@@ -76,7 +76,7 @@ def test_equal_files_make_one_task_wherever_they_lie_and_changed_ones_another(
 
 def test_a_folder_of_many_tasks_is_read_once_until_it_changes(store: Path, folder: Path) -> None:
     read: list[int] = []
-    uploads = Uploads(BlobStore(store), lambda _, done, total: read.append(done) if done == total else None)
+    uploads = Uploads(FolderBlobs(store), lambda _, done, total: read.append(done) if done == total else None)
     first = uploads.with_content(task(FOLDER), folder)
     assert len(read) == 2, "for its reference, and to store it"
     (blob,) = blobs(store)
@@ -93,18 +93,18 @@ def test_a_folder_of_many_tasks_is_read_once_until_it_changes(store: Path, folde
 
 
 def test_what_the_store_has_is_not_written_again(store: Path, folder: Path) -> None:
-    Uploads(BlobStore(store)).with_content(task(FOLDER), folder)
+    Uploads(FolderBlobs(store)).with_content(task(FOLDER), folder)
     (blob,) = blobs(store)
     inode = blob.stat().st_ino
     os.utime(blob, (0, 0))
-    Uploads(BlobStore(store)).with_content(task(FOLDER), folder)
+    Uploads(FolderBlobs(store)).with_content(task(FOLDER), folder)
     assert blob.stat().st_ino == inode
     assert blob.stat().st_mtime > 0
 
 
 def test_content_that_a_task_brings_is_kept(store: Path, folder: Path) -> None:
-    complete = Uploads(BlobStore(store)).with_content(task(FOLDER), folder)
-    assert Uploads(BlobStore(store)).with_content(complete, Path("/nowhere")) is complete
+    complete = Uploads(FolderBlobs(store)).with_content(task(FOLDER), folder)
+    assert Uploads(FolderBlobs(store)).with_content(complete, Path("/nowhere")) is complete
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_cannot_be_uploaded_is_refused_by_its_field_and_nothing_is_stored(
     for number in range(4):
         (folder / "full" / str(number)).mkdir(parents=True)
     with pytest.raises(InputError, match=rf"^runtime\.prepare\.0\.source: .*{reason}.*got '{action['source']}'"):
-        Uploads(BlobStore(store)).with_content(task(action), folder)
+        Uploads(FolderBlobs(store)).with_content(task(action), folder)
     assert not store.exists()
 
 
@@ -138,11 +138,11 @@ def test_files_that_change_while_they_are_stored_are_refused_and_nothing_is_kept
             file.write_text("print(9)\n")
 
     with pytest.raises(InputError, match="changed while they were stored; submit again once nothing writes to"):
-        Uploads(BlobStore(store), change).with_content(task(FOLDER), folder)
+        Uploads(FolderBlobs(store), change).with_content(task(FOLDER), folder)
     assert blobs(store) == []
 
 
 def test_a_store_that_cannot_be_written_is_named(store: Path, folder: Path) -> None:
     store.write_text("a file in its place")
     with pytest.raises(NotReadyError, match=r"repo can't be stored in the blob store \(POLAR_BLOBS\): "):
-        Uploads(BlobStore(store)).with_content(task(FOLDER), folder)
+        Uploads(FolderBlobs(store)).with_content(task(FOLDER), folder)

@@ -14,7 +14,7 @@ from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from polar.cli import session_ids
 from tests.uploading import upload_of
 from topics import events
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.events import SessionOpenRequested, TaskSubmitted
 from topics.types.errors import InputError
 from topics.types.session import Plan
@@ -41,8 +41,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "outside").mkdir()
     (made / "outside" / "file").write_text("untouched")
     (made / "source").write_text("to be uploaded")
-    BlobStore(made / "blobs").put(b"a blob")
-    upload_of(made / "source", BlobStore(made / "blobs"))
+    FolderBlobs(made / "blobs").put(b"a blob")
+    upload_of(made / "source", FolderBlobs(made / "blobs"))
     asyncio.run(ProcessBackend(made / "runtimes").create(Labels("polar", "t.0", 1, "c-1"), RuntimeSpec()))
     return made
 
@@ -77,7 +77,7 @@ def test_a_name_that_leads_out_touches_nothing_outside(root: Path, name: str) ->
         assert isinstance(runtime, ProcessRuntime)
         for use in (
             runtime.write_file(name, b"x"),
-            runtime.upload(upload_of(root / "source", BlobStore(root / "blobs")), name),
+            runtime.upload(upload_of(root / "source", FolderBlobs(root / "blobs")), name),
         ):
             try:
                 await use
@@ -90,7 +90,7 @@ def test_a_name_that_leads_out_touches_nothing_outside(root: Path, name: str) ->
 
     asyncio.run(misuse())
     with pytest.raises(ValueError, match="not a blob reference"):
-        BlobStore(root / "blobs").get(name)
+        FolderBlobs(root / "blobs").get(name)
     assert outside(root) == before
 
 

@@ -1,6 +1,7 @@
-"""The blob store, a content-addressed folder for values that are too big for an event, which then carries `{ref, size}`.
+"""The blob store, content-addressed, for values that are too big for an event, which then carries `{ref, size}`.
 
-A reference is `blob:sha256/<hex>`; every reader resolves it against its own `POLAR_BLOBS`. Writing the same bytes twice writes once.
+A reference is `blob:sha256/<hex>`; every reader resolves it in the store that its own `POLAR_BLOBS` names: a folder, or a bucket
+(`s3_blobs.py`). Invariant, whatever the store: a blob is there whole or not at all, and its bytes are verified whenever they are read.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import msgspec
 
@@ -32,18 +34,31 @@ class DamagedBlobError(ValueError):
     """The stored bytes aren't those of their reference."""
 
 
-class BlobStore:
-    """A folder of blobs, in subfolders named by the first two hex digits."""
+class BlobStoreError(OSError):
+    """The store doesn't answer, or refuses; it may answer later. The message names POLAR_BLOBS, the store and the reason."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+
+class Readable(Protocol):
+    """Bytes that are read once and in order."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes, or all if it is -1; empty at the end."""
+
+
+class BlobStore(ABC):
+    """Where blobs are. Its methods block, and any thread may call them."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The store's address, for people."""
 
     def put(self, data: bytes) -> BlobRef:
-        """Store bytes durably; the file appears whole or not at all. The time of a file that is there already becomes now."""
-        found = BlobRef(_named(hashlib.sha256(data).hexdigest()), len(data))
+        """Store bytes durably; the blob appears whole or not at all. One that is there already is as new as if it were stored now, to a
+        day. Raises OSError if it can't be written."""
+        found = BlobRef(named(hashlib.sha256(data).hexdigest()), len(data))
         if not self.refresh(found.ref):
-            with self._appearing(found.ref) as file:
-                file.write(data)
+            self.write(found, [data])
         return found
 
     def put_chunks(self, chunks: Callable[[], Iterable[bytes]]) -> BlobRef:
@@ -54,25 +69,17 @@ class BlobStore:
         """
         found = _reference(chunks())
         if not self.refresh(found.ref):
-            hashed = hashlib.sha256()
-            with self._appearing(found.ref) as file:
-                for chunk in chunks():
-                    hashed.update(chunk)
-                    file.write(chunk)
-                if _named(hashed.hexdigest()) != found.ref:
-                    raise ValueError("the bytes have changed while they were stored")
+            self.write(found, _unchanged(chunks(), found.ref))
         return found
 
+    @abstractmethod
     def refresh(self, ref: str) -> bool:
-        """Make the time of a blob now, so that it isn't deleted as an old one; False if the store lacks it. Raises ValueError as `get`."""
-        try:
-            os.utime(self._path(ref))
-        except FileNotFoundError:
-            return False
-        return True
+        """Keep a blob from being deleted as an old one. False if the store lacks it, or can only do that by storing it again. Raises
+        ValueError as `get`, and OSError if the store can't be asked."""
 
     def get(self, ref: str) -> bytes:
-        """The bytes behind a reference. Raises FileNotFoundError, DamagedBlobError, and ValueError for an invalid reference."""
+        """The bytes behind a reference. Raises FileNotFoundError, DamagedBlobError, ValueError for an invalid reference, and another
+        OSError if the store can't be read."""
         with self.open(ref) as blob:
             return blob.read(-1)
 
@@ -80,39 +87,73 @@ class BlobStore:
     def open(self, ref: str) -> Iterator[BlobReader]:
         """Read bytes that don't fit into memory. Raises as `get`, but DamagedBlobError at the end of the block, also in place of an error
         there, which the damage may have caused."""
-        with self._path(ref).open("rb") as file:
-            blob = BlobReader(file)
+        with self.source(ref) as source:
+            blob = BlobReader(source)
             try:
                 yield blob
+            except BlobStoreError:
+                raise
             except Exception as error:
                 blob.check(ref, error)
                 raise
             blob.check(ref)
 
-    @contextmanager
-    def _appearing(self, ref: str) -> Iterator[IO[bytes]]:
-        path = self._path(ref)
+    def fetch(self, ref: str) -> None:
+        """Bring a blob to this host, so that reading it there needs no other. Raises as `get`. Only stores far away have anything to do."""
+        digest_of(ref)
+
+    @abstractmethod
+    def write(self, blob: BlobRef, chunks: Iterable[bytes]) -> None:
+        """Make the blob appear once `chunks`, its bytes, has ended. An error of `chunks` leaves nothing, and is raised."""
+
+    @abstractmethod
+    def source(self, ref: str) -> AbstractContextManager[Readable]:
+        """The bytes, which nobody has verified. Raises FileNotFoundError, ValueError for an invalid reference, and another OSError."""
+
+
+class FolderBlobs(BlobStore):
+    """A folder of blobs, in subfolders named by the first two hex digits."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def place(self) -> str:
+        return str(self._folder)
+
+    def refresh(self, ref: str) -> bool:
+        try:
+            os.utime(self.path(ref))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def path(self, ref: str) -> Path:
+        """A blob's file. Raises ValueError for an invalid reference."""
+        digest = digest_of(ref)
+        return self._folder / digest[:2] / digest
+
+    def write(self, blob: BlobRef, chunks: Iterable[bytes]) -> None:
+        path = self.path(blob.ref)
         path.parent.mkdir(parents=True, exist_ok=True)
         with private_files.replacing(path, is_durable=True) as file:
-            yield file
+            for chunk in chunks:
+                file.write(chunk)
 
-    def _path(self, ref: str) -> Path:
-        found = REF.match(ref)
-        if found is None:
-            raise ValueError(f"not a blob reference: {ref!r} (expected blob:sha256/<64 hex digits>)")
-        return self._folder / found[1][:2] / found[1]
+    def source(self, ref: str) -> AbstractContextManager[IO[bytes]]:
+        return self.path(ref).open("rb")
 
 
 class BlobReader:
     """A blob that is being read, once and in order."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, source: Readable) -> None:
+        self._source = source
         self._hashed = hashlib.sha256()
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes, or all if it is -1."""
-        data = self._file.read(size)
+        data = self._source.read(size)
         self._hashed.update(data)
         return data
 
@@ -120,12 +161,31 @@ class BlobReader:
         """Read to the end. Raises DamagedBlobError, because of `cause`, if the bytes aren't those of `ref`."""
         while self.read(_CHUNK):
             pass
-        if _named(self._hashed.hexdigest()) != ref:
+        if named(self._hashed.hexdigest()) != ref:
             raise DamagedBlobError(f"{ref}: the stored bytes are damaged") from cause
 
 
-def _named(digest: str) -> str:
+def named(digest: str) -> str:
+    """The reference of a SHA-256 in hex."""
     return f"blob:sha256/{digest}"
+
+
+def digest_of(ref: str) -> str:
+    """The SHA-256 in a reference, in hex. Raises ValueError for an invalid one."""
+    found = REF.match(ref)
+    if found is None:
+        raise ValueError(f"not a blob reference: {ref!r} (expected blob:sha256/<64 hex digits>)")
+    return found[1]
+
+
+def _unchanged(chunks: Iterable[bytes], ref: str) -> Iterator[bytes]:
+    """The chunks. Raises ValueError at their end if they aren't the bytes of `ref`."""
+    hashed = hashlib.sha256()
+    for chunk in chunks:
+        hashed.update(chunk)
+        yield chunk
+    if named(hashed.hexdigest()) != ref:
+        raise ValueError("the bytes have changed while they were stored")
 
 
 def _reference(chunks: Iterable[bytes]) -> BlobRef:
@@ -133,4 +193,4 @@ def _reference(chunks: Iterable[bytes]) -> BlobRef:
     for chunk in chunks:
         hashed.update(chunk)
         size += len(chunk)
-    return BlobRef(_named(hashed.hexdigest()), size)
+    return BlobRef(named(hashed.hexdigest()), size)

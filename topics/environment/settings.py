@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,6 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from topics.environment.s3 import S3Address
 from topics.environment.secret_destinations import DESTINATIONS, require_own_sources
 from topics.types import field_errors
 from topics.types.errors import InputError, NotReadyError
@@ -40,6 +41,24 @@ def _base(url: str) -> str:
 
 ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/]"), AfterValidator(_base)]
 """URL of an inference server, with or without `/v1`; stored without."""
+
+
+def _place(text: str) -> Path | S3Address:
+    """A folder, or a place in a bucket. Raises ValueError."""
+    return S3Address.parse(text) if "://" in text else Path(text)
+
+
+def _is_place(text: str) -> str:
+    if not text:
+        raise ValueError("expected a folder, or s3://BUCKET[/PREFIX]")
+    _place(text)
+    return text
+
+
+PlaceText = Annotated[
+    str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value), AfterValidator(_is_place)
+]
+"""A folder, or s3://BUCKET[/PREFIX]."""
 ENGINE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 EngineName = Annotated[str, StringConstraints(pattern=ENGINE_NAME)]
 
@@ -94,8 +113,8 @@ class Settings(BaseSettings):
     """Base of the model proxy, without `/v1`, as the harness reaches it."""
     control_url: str | None = None
     control_token_file: Path | None = None
-    blobs: Path | None = None
-    """Folder of the blob store. Default: DATA/blobs."""
+    blobs: PlaceText | None = None
+    """The blob store: a folder, or s3://BUCKET[/PREFIX] (`topics/environment/s3.py`). Default: DATA/blobs."""
     lake: Path | None = None
     """Folder of the lake, with a subfolder for each namespace. Default: DATA/lake."""
     keys_file: Path | None = None
@@ -161,8 +180,8 @@ class Settings(BaseSettings):
         return password
 
     @property
-    def blobs_folder(self) -> Path:
-        return self.blobs or self.data / "blobs"
+    def blobs_address(self) -> Path | S3Address:
+        return self.data / "blobs" if self.blobs is None else _place(self.blobs)
 
     @property
     def lake_folder(self) -> Path:

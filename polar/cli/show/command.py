@@ -19,8 +19,8 @@ from polar.cli.show.page import Page
 from polar.cli.show.story import CallStory, Story
 from polar.cli.show.tokens import draw_tokens
 from polar.cli.show.transcript import draw_call, draw_transcript
-from topics.environment import settings
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store, settings
+from topics.environment.blobs import BlobStoreError
 from topics.environment.settings import Settings
 from topics.types.errors import InputError, NotReadyError
 from topics.types.session import SessionState
@@ -76,7 +76,7 @@ def _draw(page: Page, story: Story, found: Settings, again: str, *, with_tokens:
     if with_tokens:
         draw_tokens(page, story, found)
     draw_traces(page, story)
-    draw_artifacts(page, story, BlobStore(found.blobs_folder), again)
+    draw_artifacts(page, story, blob_store.of(found), again)
 
 
 async def _read_rows(found: Settings, name: str) -> tuple[Rows, SessionState]:
@@ -145,13 +145,14 @@ def _write_artifact(found: Settings, row: SessionState, name: str) -> None:
     if name not in artifacts:
         raise InputError("--artifact", name, f"no such artifact; there are: {', '.join(sorted(artifacts)) or 'none'}")
     ref = artifacts[name]
+    blobs = blob_store.of(found)
     try:
-        data = BlobStore(found.blobs_folder).get(ref)
+        data = blobs.get(ref)
     except FileNotFoundError:
         raise NotReadyError(
-            f"{ref} isn't in {found.blobs_folder}; set POLAR_BLOBS to the store of the workers that made it"
+            f"{ref} isn't in {blobs.place}; set POLAR_BLOBS to the store of the workers that made it"
         ) from None
-    except ValueError as error:
+    except (BlobStoreError, ValueError) as error:
         raise NotReadyError(str(error)) from None
     if not data:
         note(f"{name} is empty")

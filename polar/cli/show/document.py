@@ -18,7 +18,7 @@ from polar.cli.show.detokenize import detokenize
 from polar.cli.show.overview import size_of
 from polar.cli.show.runs import Run, runs
 from polar.cli.show.story import CallStory, Story
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
 from topics.environment.settings import Settings
 from topics.types.completion import Completion
 from topics.types.errors import NotReadyError
@@ -32,7 +32,7 @@ PLAN = "harness builder mode output"
 def document(story: Story, settings: Settings, *, with_texts: bool) -> dict[str, Any]:
     """All of it; `with_texts`: the runs' texts too, null with `no_text` where they aren't to be had."""
     session, task, plan, trajectory = story.session, story.task, story.task.plan, story.trajectory
-    blobs = BlobStore(settings.blobs_folder)
+    blobs = blob_store.of(settings)
     return {
         **picked(session, "session_id task_id sample_index"),
         "num_samples": task.num_samples,

@@ -25,7 +25,7 @@ from consumers.evaluators.test_on_output import REPORT, STATUSES, TestOnOutput
 from consumers.runtimes.base import Exec, ExecResult, RuntimeBackend, SandboxError
 from consumers.runtimes.process import ProcessRuntime
 from tests.uploading import upload_of
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
@@ -205,7 +205,7 @@ async def test_readmes_task_is_worth_1_with_the_right_fix_and_0_without(
 ) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     case = replace(case, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
-    repository = upload_of(ROOT / "examples" / "demo" / "calc" / "repo", BlobStore(tmp_path / "blobs"))
+    repository = upload_of(ROOT / "examples" / "demo" / "calc" / "repo", FolderBlobs(tmp_path / "blobs"))
     await case.runtime.upload(repository, ".")
     unfixed = await TestOnOutput(config).evaluate(case)
     assert unfixed.reward == 0.0

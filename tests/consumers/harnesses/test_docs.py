@@ -18,7 +18,7 @@ from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up
 from topics.environment import registry
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import AgentSpec, TaskRequest
 
@@ -32,7 +32,7 @@ async def test_the_shell_task_is_one_and_its_command_finds_its_instruction(
     runtime: ProcessRuntime, tmp_path: Path
 ) -> None:
     task = TaskRequest.model_validate(yaml.safe_load(SHOWN["yaml"]))
-    await prepare(runtime, task.runtime.prepare, BlobStore(tmp_path))
+    await prepare(runtime, task.runtime.prepare, FolderBlobs(tmp_path))
     await runtime.write_file("sub/agent.py", b"import os, sys; print(sys.argv, os.environ['AGENT_TURNS'], input())")
     launch = await set_up(runtime, access_to("http://proxy"), task.instruction, task.agent)
     ours = {"POLAR_INSTRUCTION_FILE": str(launch.stdin)}

@@ -17,7 +17,7 @@ from tests.consumers.runtimes.conftest import workspace_of
 from tests.uploading import upload_of
 from tests.waiting import eventually
 from topics.environment import registry
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import LIMITS, RuntimeSpec
 
@@ -62,7 +62,7 @@ async def test_a_path_that_leaves_the_sandbox_is_refused(runtime: Runtime, tmp_p
     with pytest.raises(InputError, match="path"):
         await runtime.read_file(path, 1)
     with pytest.raises(InputError, match="path"):
-        await runtime.upload(upload_of(Path(__file__), BlobStore(tmp_path / "blobs")), path)
+        await runtime.upload(upload_of(Path(__file__), FolderBlobs(tmp_path / "blobs")), path)
     with pytest.raises(InputError, match="cwd"):
         await runtime.exec(Exec("true", cwd=path))
     with pytest.raises(InputError, match="stdin"):
@@ -160,13 +160,13 @@ async def test_an_upload_follows_no_link_that_a_program_has_made(
         path.write_text("new")
     assert (await runtime.exec(Exec(links.format(out=out)))).exit_code == 0
     with pytest.raises(InputError, match="can't take"):
-        await runtime.upload(upload_of(tmp_path / source, BlobStore(tmp_path / "blobs")), "d")
+        await runtime.upload(upload_of(tmp_path / source, FolderBlobs(tmp_path / "blobs")), "d")
     assert [path.name for path in out.iterdir()] == ["kept"]
     assert (out / "kept").read_text() == "kept"
 
 
 async def test_an_upload_keeps_what_may_be_run_and_what_lies_beside_it(runtime: Runtime, tmp_path: Path) -> None:
-    folder, blobs = tmp_path / "folder", BlobStore(tmp_path / "blobs")
+    folder, blobs = tmp_path / "folder", FolderBlobs(tmp_path / "blobs")
     (folder / "sub").mkdir(parents=True)
     (folder / "sub" / "run").write_text("#!/bin/sh\necho ran\n")
     (folder / "sub" / "run").chmod(0o700)
@@ -185,7 +185,7 @@ async def test_an_upload_that_the_blob_store_lacks_is_not_ready_and_names_it(
     runtime: Runtime, tmp_path: Path, damage: str
 ) -> None:
     (tmp_path / "file").write_text("text")
-    files = upload_of(tmp_path / "file", BlobStore(tmp_path / "blobs"))
+    files = upload_of(tmp_path / "file", FolderBlobs(tmp_path / "blobs"))
     (blob,) = (path for path in (tmp_path / "blobs").rglob("*") if path.is_file())
     data = blob.read_bytes()
     match damage:
@@ -200,7 +200,7 @@ async def test_an_upload_that_the_blob_store_lacks_is_not_ready_and_names_it(
 
 
 async def test_content_that_is_no_archive_is_the_task_s_fault(runtime: Runtime, tmp_path: Path) -> None:
-    blobs = BlobStore(tmp_path / "blobs")
+    blobs = FolderBlobs(tmp_path / "blobs")
     files = Upload(blobs, blobs.put(b"a harness's log\n" * 100).ref)
     with pytest.raises(InputError, match=rf"^content: has a bad header.*{files.ref}"):
         await runtime.upload(files, "logs")

@@ -11,7 +11,7 @@ from consumers.runtimes.base import Exec, SandboxError
 from consumers.runtimes.prepare import TargetError, prepare
 from consumers.runtimes.process import ProcessRuntime
 from tests.uploading import actions_of
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import BlobStore, FolderBlobs
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import Content, PrepareAction
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.contract
 
 @pytest.fixture
 def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
+    return FolderBlobs(tmp_path / "blobs")
 
 
 async def test_actions_are_done_in_their_order(
@@ -91,7 +91,7 @@ async def test_content_that_is_missing_or_no_archive_names_the_action(
     with pytest.raises(InputError, match=r"runtime\.prepare\[0\]\.content: has a bad header"):
         await prepare(runtime, [action], blobs)
     with pytest.raises(NotReadyError, match=rf"runtime\.prepare\[0\]: {stored.ref} can't be read .*POLAR_BLOBS"):
-        await prepare(runtime, [action], BlobStore(Path("/nowhere")))
+        await prepare(runtime, [action], FolderBlobs(Path("/nowhere")))
 
 
 async def test_a_command_whose_folder_is_not_there_names_the_action_and_the_field(

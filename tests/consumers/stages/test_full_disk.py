@@ -14,7 +14,7 @@ from tests.consumers.stages.coordinating import ALL, PATIENCE_S, coordinating, s
 from tests.small_disks import fill, needs_root, small_disk
 from tests.uploading import submitted
 from tests.waiting import eventually
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
 from topics.environment.settings import Settings
 from topics.events import Claimed, Evaluated, InitFinished, RunFinished
 from topics.types.errors import Kind
@@ -42,7 +42,7 @@ async def test_a_run_that_fills_the_disk_is_worth_0_and_then_others_go_on(small:
     upload = [{"type": "upload_file", "source": str(tmp_path / "given"), "target": "tests/given"}]
     runtime = {"backend": "cell", "eval_prepare": upload}
     prepare = {"prepare": [{"type": "exec", "command": "head -c 20M /dev/zero >~/prepared"}]}
-    blobs = BlobStore(small.blobs_folder)
+    blobs = blob_store.of(small)
     fills = "head -c 1G /dev/zero >big; sleep 600"
     greedy = submitted(shell("greedy", fills, runtime=runtime | prepare, evaluator=TESTS), blobs)
     modest = submitted(shell("modest", "echo >made", runtime=runtime, evaluator=TESTS), blobs)
@@ -69,7 +69,7 @@ async def test_an_evaluation_on_a_disk_that_the_host_filled_waits_for_room_withi
     (tmp_path / "given").write_text("given")
     upload = [{"type": "upload_file", "source": str(tmp_path / "given"), "target": "tests/given"}]
     task = shell("fair", "echo >made", runtime={"backend": "cell", "eval_prepare": upload}, evaluator=TESTS)
-    task = submitted(task, BlobStore(small.blobs_folder))
+    task = submitted(task, blob_store.of(small))
     with capture_logs() as lines:
         async with coordinating(small) as played, working(small, ALL):
             runtime, ran = await played.run(task)

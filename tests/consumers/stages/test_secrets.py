@@ -54,7 +54,7 @@ async def test_of_a_keys_file_that_a_harness_shows_nothing_is_kept(
         async with asyncio.timeout(PATIENCE_S):
             await worker.wait()
     facts = b"".join(msgspec.json.encode(fact) for fact in coordinator.facts)
-    kept = {str(path): path.read_bytes() for path in settings.blobs_folder.rglob("*") if path.is_file()}
+    kept = {str(path): path.read_bytes() for path in (settings.data / "blobs").rglob("*") if path.is_file()}
     everything = {"the worker's log": log.read_bytes(), "facts": facts, **kept}
     assert [name for name, data in everything.items() if secret.encode() in data] == []
     assert sum(data.count(SECRET_SHOWN.encode()) for data in kept.values()) >= 5, everything

@@ -19,7 +19,7 @@ from tests.serving import serving
 from tests.uploading import submitted
 from tests.waiting import eventually
 from topics import fleet, stages
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
 from topics.environment.keys import BACKSTOP_S, Limits, Signer
 from topics.environment.redaction import PREFIX
 from topics.environment.settings import Settings
@@ -38,7 +38,7 @@ def folders(settings: Settings) -> list[Path]:
 
 
 def blob(settings: Settings, reference: str) -> str:
-    return BlobStore(settings.blobs_folder).get(reference).decode()
+    return blob_store.of(settings).get(reference).decode()
 
 
 @pytest.fixture
@@ -578,7 +578,7 @@ async def test_a_session_has_what_was_uploaded_and_its_evaluation_has_its_tests(
             "config": {"test_command": "[ $(cat seen tests/hidden | tr -d '\n') = 12 ]"},
         },
     )
-    task = submitted(task, BlobStore(settings.blobs_folder))
+    task = submitted(task, blob_store.of(settings))
     for name in ("repo", "tests"):  # the worker never sees them
         (tmp_path / name).rename(tmp_path / f"no {name}")
     fact = await worker.evaluated(task)

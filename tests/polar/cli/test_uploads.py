@@ -11,7 +11,7 @@ import pytest
 
 from tests.polar.cli.commands import polar
 from topics import tasks
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
 from topics.environment.settings import Settings
 from topics.log.owner import read_back
 
@@ -55,8 +55,8 @@ def test_a_folder_of_two_tasks_is_stored_once_and_both_name_it(settings: Setting
     found = [body["runtime"]["prepare"][0] for body in written(settings)]
     assert [action["source"] for action in found] == ["repo", "repo"]
     (content,) = {json.dumps(action["content"]) for action in found}
-    assert len(BlobStore(settings.blobs_folder).get(json.loads(content)["ref"])) == json.loads(content)["size"]
-    assert len([path for path in settings.blobs_folder.rglob("*") if path.is_file()]) == 1
+    assert len(blob_store.of(settings).get(json.loads(content)["ref"])) == json.loads(content)["size"]
+    assert len([path for path in (settings.data / "blobs").rglob("*") if path.is_file()]) == 1
 
 
 @WAYS
@@ -67,4 +67,4 @@ def test_a_link_in_the_folder_is_refused_with_its_task_s_place(settings: Setting
     at = f"{Path.cwd()}/tasks/repo/link"
     assert f"polar: {file}, line 1: runtime.prepare.0.source: {at} is a symbolic link, which isn't uploaded" in stderr
     assert written(settings) == []
-    assert not settings.blobs_folder.exists()
+    assert not (settings.data / "blobs").exists()

@@ -20,7 +20,7 @@ from tests.consumers.runtimes.images import making
 from tests.consumers.runtimes.images.making import Folder
 from tests.polar.tasks.writing import AGENT, read
 from tests.uploading import submitted
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import BlobStore, FolderBlobs
 from topics.types.session import Status
 from topics.types.task import TaskRequest
 
@@ -63,7 +63,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[CellBackend]:
 
 @pytest.fixture
 def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
+    return FolderBlobs(tmp_path / "blobs")
 
 
 @pytest.fixture

@@ -29,11 +29,27 @@ def up(folder: Path, **values: str) -> None:
 def test_without_anything_there_are_defaults_and_no_kafka(clean: Path) -> None:
     found = settings.load()
     assert (found.namespace, found.data, found.replication) == ("polar", Path(".polar"), 3)
-    assert (found.blobs_folder, found.keys_path) == (Path(".polar/blobs"), Path(".polar/keys.json"))
+    assert (found.blobs_address, found.keys_path) == (Path(".polar/blobs"), Path(".polar/keys.json"))
     with pytest.raises(
         NotReadyError, match=r"polar.env doesn't exist\), and POLAR_KAFKA isn't set; start one with `polar up`"
     ):
         _ = found.bootstrap
+
+
+@pytest.mark.parametrize("text", ["s3://bucket", "s3://bucket/", "s3://my.bucket-2/a/b", "s3://bucket/a//"])
+def test_blobs_may_be_in_a_bucket(clean: Path, text: str) -> None:
+    (clean / "polar.toml").write_text(f'blobs = "{text}"\n')
+    found = settings.load().blobs_address
+    assert str(found) == text.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://", "s3://B", "s3://bucket?x=1", "gs://bucket", "http://host/bucket", "s3://a/b c"]
+)
+def test_another_address_of_blobs_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_BLOBS", text)
+    with pytest.raises(InputError, match=r"POLAR_BLOBS.*expected s3://BUCKET"):
+        settings.load()
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:

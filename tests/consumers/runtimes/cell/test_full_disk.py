@@ -14,7 +14,7 @@ from consumers.runtimes.cell.runtime import CellRuntime
 from tests.small_disks import fill, needs_root, small_disk
 from tests.uploading import upload_of
 from tests.waiting import eventually
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.types.task import RuntimeSpec
 
 pytestmark = [pytest.mark.contract, needs_root]
@@ -72,7 +72,7 @@ async def test_a_program_that_ends_on_the_disk_that_it_filled_pays(backend: Cell
 async def test_a_disk_that_the_host_fills_costs_no_session_its_reward(
     backend: CellBackend, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    bash = upload_of(Path("/bin/bash"), BlobStore(tmp_path_factory.mktemp("blobs")))
+    bash = upload_of(Path("/bin/bash"), FolderBlobs(tmp_path_factory.mktemp("blobs")))
     run = await initialised(backend, "innocent")
     judged = await initialised(backend, "judged")
     program = asyncio.create_task(run.exec(Exec("touch began; read < /dev/zero; exit 1", timeout_s=3)))

@@ -24,7 +24,7 @@ from tests.consumers.runtimes.images import making
 from tests.consumers.runtimes.images.making import Entry, Folder, Link
 from tests.uploading import actions_of
 from tests.waiting import eventually
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError
 from topics.types.task import Network, RuntimeSpec, Seen
 
@@ -198,7 +198,7 @@ async def test_files_are_written_and_read_wherever_the_image_has_them(backend: C
             await runtime.write_file(path, b"x")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test.sh").write_text("echo tested")
-    blobs = BlobStore(tmp_path / "blobs")
+    blobs = FolderBlobs(tmp_path / "blobs")
     actions = actions_of([{"type": "upload_dir", "source": str(tmp_path / "tests"), "target": "/tests"}], blobs)
     await prepare(runtime, actions, blobs)
     assert await output(runtime, "bash /tests/test.sh") == "tested\n"
@@ -324,7 +324,7 @@ PREPARED = [
 
 
 async def prepared(backend: CellBackend, tmp_path: Path, spec: RuntimeSpec) -> CellRuntime:
-    blobs = BlobStore(tmp_path / "blobs")
+    blobs = FolderBlobs(tmp_path / "blobs")
     return await backend.create(labels(), spec, steps(spec.prepare, blobs))
 
 

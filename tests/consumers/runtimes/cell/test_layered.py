@@ -14,7 +14,7 @@ from consumers.runtimes.cell.runtime import CellRuntime
 from consumers.runtimes.prepare import prepare
 from tests.consumers.runtimes.cell.test_runtime import output
 from tests.uploading import actions_of, upload_of
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import BlobStore, FolderBlobs
 from topics.types.errors import InputError
 from topics.types.task import RuntimeSpec
 
@@ -49,7 +49,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
+    return FolderBlobs(tmp_path / "blobs")
 
 
 async def eval_prepare(runtime: CellRuntime, blobs: BlobStore, *actions: dict[str, str]) -> None:

@@ -26,7 +26,7 @@ from polar.cli.show.transcript import draw_call, draw_transcript
 from proxy.chat import Message
 from tests.polar.cli.show.recording import TASK, Recording, a_session, calls_tool, row, says
 from topics.completions import Open
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
 from topics.environment.settings import Settings
 from topics.types.completion import CallError
 from topics.types.errors import Kind, SessionError
@@ -60,7 +60,7 @@ def drawn(told: Story, *, is_full: bool = False, terminal: bool = False, width: 
     draw_transcript(page, told)
     draw_tokens(page, told, NOWHERE)
     draw_traces(page, told)
-    draw_artifacts(page, told, BlobStore(NOWHERE.blobs_folder), "polar show t.0")
+    draw_artifacts(page, told, blob_store.of(NOWHERE), "polar show t.0")
     for call in told.calls:
         draw_call(page, told, call)
     return out.getvalue()

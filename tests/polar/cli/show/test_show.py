@@ -18,7 +18,7 @@ from tests.polar.cli.show.recording import PLAN, TASK, Recording, a_session, row
 from tests.serving import serving
 from topics import completions, sessions, trajectories
 from topics.completions import Emitted, Open
-from topics.environment.blobs import BlobStore
+from topics.environment import blob_store
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log import kafka as clients
@@ -52,7 +52,7 @@ def write_session(
 
 
 def test_a_session_that_has_ended_is_told_whole(settings: Settings) -> None:
-    ref = BlobStore(settings.blobs_folder).put(LOG).ref
+    ref = blob_store.of(settings).put(LOG).ref
     artifacts = {"agent_log": ref, "patch": f"blob:sha256/{'0' * 64}"}
     recording = a_session()
     write_session(settings, recording, recording.build(artifacts=artifacts), row(artifacts=artifacts))
@@ -100,7 +100,7 @@ def test_what_its_runtime_does_not_enforce_is_told(settings: Settings) -> None:
 
 def test_what_an_evaluator_raised_is_printed_with_its_traceback(settings: Settings) -> None:
     trace = "Traceback (most recent call last):\n" + "  File x\n" * 30 + "ZeroDivisionError: \x1b[31mby zero\n"
-    artifacts = {"evaluator_traceback": BlobStore(settings.blobs_folder).put(trace.encode()).ref}
+    artifacts = {"evaluator_traceback": blob_store.of(settings).put(trace.encode()).ref}
     of_run = SessionError("run", Kind.AGENT, "exit_code", "ended with 3")
     raised = SessionError("evaluate", Kind.EVALUATION, "evaluator_raised", "ZeroDivisionError: by zero")
     state = row(
@@ -139,7 +139,7 @@ def test_one_call_is_told_alone_by_number_or_id(settings: Settings) -> None:
 
 
 def test_an_artifact_comes_byte_for_byte_or_it_is_said_where_it_may_be(settings: Settings) -> None:
-    blobs = BlobStore(settings.blobs_folder)
+    blobs = blob_store.of(settings)
     artifacts = {"agent_log": blobs.put(LOG).ref, "patch": f"blob:sha256/{'0' * 64}", "quiet": blobs.put(b"").ref}
     write_session(settings, a_session(), None, row(Phase.EVALUATING, artifacts=artifacts))
     result = CliRunner().invoke(app, ["show", "t.0", "--artifact", "agent_log"])
@@ -147,7 +147,7 @@ def test_an_artifact_comes_byte_for_byte_or_it_is_said_where_it_may_be(settings:
     assert show("t.0", "--artifact", "quiet") == (0, "", "polar: quiet is empty\n")
     code, out, err = show("t.0", "--artifact", "patch")
     assert (code, out) == (3, "")
-    assert f"isn't in {settings.blobs_folder}; set POLAR_BLOBS" in err
+    assert f"isn't in {settings.data / 'blobs'}; set POLAR_BLOBS" in err
     code, _, err = show("t.0", "--artifact", "nosuch")
     assert code == 2
     assert "--artifact: no such artifact; there are: agent_log, patch, quiet (got 'nosuch')" in err
