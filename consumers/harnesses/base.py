@@ -35,7 +35,11 @@ class Launch:
 
 
 class Harness(Protocol):
-    """One agent program, set up for one session."""
+    """One agent program, set up for one session.
+
+    A class may have the attribute `mcp_transports`: the transports by which the program connects to `agent.mcp_servers`. Without it, a
+    task with servers is refused.
+    """
 
     @property
     def tools(self) -> tuple[Path, ...]:
@@ -50,7 +54,9 @@ class Harness(Protocol):
 
 def harness_of(agent: AgentSpec) -> Harness:
     """The harness that a task names. Raises InputError if this worker doesn't have it or its settings are bad."""
-    harness: Harness = registry.load(registry.Kind.HARNESS, agent.name)(agent)
+    plug_in = registry.load(registry.Kind.HARNESS, agent.name)
+    agent.check_supported(plug_in)
+    harness: Harness = plug_in(agent)
     return harness
 
 

@@ -212,9 +212,12 @@ class CliHarness(Generic[S]):
     cli: ClassVar[Cli]
     settings_type: type[S]
     """The settings that a task may have."""
+    mcp_transports: ClassVar[tuple[str, ...]] = ()
+    """The transports by which it connects to MCP servers."""
 
     def __init__(self, agent: AgentSpec) -> None:
         self._settings = checked_settings(agent, self.settings_type)
+        self._servers = agent.mcp_servers
 
     @property
     def tools(self) -> tuple[Path, ...]:

@@ -9,6 +9,7 @@ one. The rollout, a file named by date and id, is the transcript.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 import msgspec
@@ -18,6 +19,7 @@ from consumers.harnesses.cli import CliHarness
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
+from topics.types.mcp import STDIO, McpServer
 
 CONFIG = """\
 model_provider = "polar"
@@ -56,6 +58,7 @@ class Codex(CliHarness[Settings]):
     """See `base.Harness`."""
 
     settings_type = Settings
+    mcp_transports = ("stdio", "streamable-http")
     cli = NpmCli(
         name="codex",
         package="@openai/codex",
@@ -66,14 +69,14 @@ class Codex(CliHarness[Settings]):
 
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
         home = runtime.home / ".codex"
-        # TOML writes a basic string like JSON.
         config = CONFIG.format(
-            model=json.dumps(model.model_name),
-            base_url=json.dumps(f"{model.proxy_url}/v1"),
+            model=_text(model.model_name),
+            base_url=_text(f"{model.proxy_url}/v1"),
             context_window=self._settings.context_window,
             idle_timeout_ms=IDLE_TIMEOUT_MS,
         )
-        await runtime.write_file(home / "config.toml", config.encode())
+        servers = "".join(map(_server, self._servers))
+        await runtime.write_file(home / "config.toml", (config + servers).encode())
         arguments = (
             "exec",
             "--dangerously-bypass-approvals-and-sandbox",
@@ -87,3 +90,24 @@ class Codex(CliHarness[Settings]):
             stdin=instruction,
             keep={TRANSCRIPT: home / "sessions" / "*" / "*" / "*" / "rollout-*.jsonl"},
         )
+
+
+def _server(server: McpServer) -> str:
+    """A server's table of config.toml."""
+    if server.transport == STDIO:
+        arguments = f"[{', '.join(map(_text, server.args))}]"
+        values = {"command": _text(server.command or ""), "args": arguments, "env": _table(server.env)}
+    else:
+        values = {"url": _text(server.url or ""), "http_headers": _table(server.headers)}
+    lines = [f"[mcp_servers.{server.name}]", *(f"{name} = {value}" for name, value in values.items())]
+    return "\n".join((*lines, ""))
+
+
+def _table(values: Mapping[str, str]) -> str:
+    """An inline table of TOML."""
+    return "{" + ", ".join(f"{_text(name)} = {_text(value)}" for name, value in values.items()) + "}"
+
+
+def _text(value: str) -> str:
+    """A basic string of TOML: one of JSON that escapes no surrogates, and escapes DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

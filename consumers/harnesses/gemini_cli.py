@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from consumers.harnesses.base import Launch, NoSettings
 from consumers.harnesses.cli import CliHarness, write_json
+from consumers.harnesses.gemini_servers import servers_table
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
@@ -29,6 +30,7 @@ class GeminiCli(CliHarness[NoSettings]):
     """See `base.Harness`."""
 
     settings_type = NoSettings
+    mcp_transports = ("stdio", "sse", "streamable-http")
     cli = NpmCli(
         name="gemini_cli",
         package="@google/gemini-cli",
@@ -39,7 +41,7 @@ class GeminiCli(CliHarness[NoSettings]):
 
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
         home = runtime.home / ".gemini"
-        await write_json(runtime, home / "settings.json", SETTINGS)
+        await write_json(runtime, home / "settings.json", SETTINGS | {"mcpServers": servers_table(self._servers)})
         return Launch(
             (*self.cli.command(), "--yolo", "--model", model.model_name),
             env={"GEMINI_CLI_TRUST_WORKSPACE": "true"},

@@ -15,6 +15,7 @@ import msgspec
 
 from consumers.harnesses.base import Launch, Tokens
 from consumers.harnesses.cli import CliHarness, write_json
+from consumers.harnesses.gemini_servers import servers_table
 from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
@@ -33,6 +34,7 @@ class QwenCode(CliHarness[Settings]):
     """See `base.Harness`."""
 
     settings_type = Settings
+    mcp_transports = ("stdio", "sse", "streamable-http")
     cli = NpmCli(
         name="qwen_code",
         package="@qwen-code/qwen-code",
@@ -58,6 +60,7 @@ class QwenCode(CliHarness[Settings]):
         return {
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
+            "mcpServers": servers_table(self._servers),
             "general": {"enableAutoUpdate": False},
             "security": {"auth": {"selectedType": self._settings.auth_type}},
             "context": {"fileFiltering": {"enableRecursiveFileSearch": False}},

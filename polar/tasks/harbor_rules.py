@@ -89,7 +89,7 @@ FIELDS: Mapping[str, Rule] = {
     ),
     "environment.gpu_types": _unbuilt("no sandbox has GPUs yet"),
     "environment.tpu": _unbuilt("no sandbox has TPUs"),
-    "environment.mcp_servers": _unbuilt("harnesses get no MCP servers yet; the agent would lack tools of the task"),
+    "environment.mcp_servers": _carried("agent.mcp_servers"),
     "environment.env": _carried("runtime.env"),
     "environment.skills_dir": _unbuilt("harnesses get no skills yet; the agent would lack knowledge of the task"),
     "environment.healthcheck": _unbuilt("no service of a sandbox is started before the agent, so nothing can become ready"),

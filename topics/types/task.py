@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
     ValidationError,
@@ -33,14 +32,14 @@ from topics.environment.blobs import REF
 from topics.types import building, field_errors, ids
 from topics.types.allowed_hosts import AllowedHost
 from topics.types.errors import InputError
+from topics.types.mcp import McpServer, check_reachable, require_own_names
+from topics.types.parts import STRICT, Argument, Environment, is_http_url
 
 INSTRUCTION_LIMIT = 1024 * 1024
 """Bytes of UTF-8."""
 CARRIED = ("metadata", "builder")
 """Fields that are copied into the table, `Build` and each of up to 1024 trajectories, hence the limit on their size."""
 CARRIED_LIMIT = 64 * 1024
-ARGUMENT_LIMIT = 128_000
-"""Bytes of one argument or variable, with room for its name: Linux allows 131,072."""
 RUN_LIMIT_S = 24 * 3600
 SAMPLES_LIMIT = ids.SAMPLES_LIMIT
 USER_LIMIT = 128
@@ -73,26 +72,10 @@ def _is_program_folder(path: str) -> str:
 ProgramFolder = Annotated[str, AfterValidator(_is_program_folder)]
 
 
-def _fits(value: str) -> str:
-    if "\0" in value:
-        raise ValueError("holds a zero byte, which no program argument can hold")
-    size = len(value.encode(errors="replace"))
-    if size > ARGUMENT_LIMIT:
-        raise ValueError(f"{size} bytes; at most {ARGUMENT_LIMIT}: put what is longer into a file (runtime.prepare)")
-    return value
-
-
-Argument = Annotated[str, AfterValidator(_fits)]
-Environment = dict[Annotated[str, StringConstraints(pattern=r"^[^=\x00]{1,255}$")], Argument]
-
-
 class Part(BaseModel):
-    """Base of all parts: frozen, and an unknown field is an error that names it.
+    """Base of all parts (`parts.STRICT`)."""
 
-    Defaults are validated, so a default that is written out and one that is omitted give equal bytes (600 and 600.0).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
+    model_config = STRICT
 
 
 class ExecInput(Part):
@@ -288,7 +271,8 @@ class AgentSpec(Part):
     model_name: str = "default"
     settings: dict[str, Any] = {}
     env: Environment = {}
-    mcp_servers: list[dict[str, Any]] = []
+    mcp_servers: list[McpServer] = []
+    """Servers of tools that the CLI connects to; docs/harness.md lists the harnesses that do."""
     skills_path: str | None = None
     custom_shell: ExecInput | None = None
 
@@ -302,9 +286,9 @@ class AgentSpec(Part):
         is_known = self.harness is None or registry.is_known(registry.Kind.HARNESS, self.harness)
         if self.harness != "shell" and self.custom_shell is not None and is_known:
             raise ValueError(f"custom_shell goes with harness 'shell' alone, and harness is {self.name!r}")
-        for name in ("mcp_servers", "skills_path"):
-            if getattr(self, name):
-                raise ValueError(f"{name} isn't built yet; leave it out")
+        if self.skills_path:
+            raise ValueError("skills_path isn't built yet; leave it out")
+        require_own_names(self.mcp_servers)
         for name in (*self.env, *(self.custom_shell.env if self.custom_shell else ())):
             if name in MODEL_VARIABLES or name.startswith("POLAR_"):
                 raise ValueError(
@@ -316,6 +300,21 @@ class AgentSpec(Part):
     def name(self) -> str:
         """The harness by registry name or `module:Class`."""
         return self.harness or self.import_path or ""
+
+    def check_supported(self, harness: object) -> None:
+        """Raises InputError for a part of this agent that a harness class lacks (`consumers/harnesses/base.py`)."""
+        transports = getattr(harness, "mcp_transports", ())
+        for index, server in enumerate(self.mcp_servers):
+            if server.transport not in transports:
+                found = f"connects to no server by {server.transport}" if transports else "connects to no MCP servers"
+                way_out = (
+                    f"it can by: {', '.join(transports)}"
+                    if transports
+                    else "leave them out, or name a harness that does"
+                )
+                raise InputError(
+                    f"agent.mcp_servers.{index}", server.name, f"{self.name} {found}; {way_out} (docs/harness.md)"
+                )
 
 
 class BuilderSpec(Part):
@@ -377,13 +376,9 @@ class EarlyStop(Part):
 
 
 def _callback(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        is_base = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_base = False
-    if not is_base or not value.isascii() or any(c.isspace() for c in value):
+    if not is_http_url(value):
         raise ValueError("must be an http or https URL, like https://trainer.example/groups")
+    parts = urlsplit(value)
     if parts.username or parts.password:
         raise ValueError("must hold no user or password, since every trajectory's group carries it; calls are signed")
     return value
@@ -457,6 +452,14 @@ class TaskRequest(Part):
             raise ValueError(
                 f"timeouts × max_attempts = {total:.0f} s; the log is kept for a week, so they must stay under {RETENTION_BUDGET_S:.0f} s"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _servers_are_reachable(self) -> Self:
+        runtime = self.runtime
+        if runtime.import_path is None and runtime.backend != "process" and runtime.network is not Network.HOST:
+            policy = runtime.network or Network.PROXY_ONLY
+            check_reachable(self.agent.mcp_servers, policy.value, runtime.allowed_hosts)
         return self
 
     def check_uploads(self) -> None:
@@ -552,6 +555,7 @@ def check_settings(task: TaskRequest) -> None:
 
     Settings of Polar's own builders are checked without importing a builder.
     """
+    registry.try_out(registry.Kind.HARNESS, task.agent.name, task.agent.check_supported)
     registry.try_out(registry.Kind.HARNESS, task.agent.name, lambda plug_in: plug_in(task.agent))
     registry.try_out(registry.Kind.EVALUATOR, task.evaluator.strategy, lambda plug_in: plug_in(task.evaluator.config))
     if task.builder.strategy in building.OPTIONS:
