@@ -37,8 +37,11 @@ class Launch:
 class Harness(Protocol):
     """One agent program, set up for one session.
 
-    A class may have the attribute `mcp_transports`: the transports by which the program connects to `agent.mcp_servers`. Without it, a
-    task with servers is refused.
+    A class may have these attributes. Without one, a task that needs it is refused.
+
+    - `mcp_transports`: the transports by which the program connects to `agent.mcp_servers`. `prepare` writes the servers.
+    - `skills_folder`: where the program looks for its user's skills, relative to its home.
+    - `instructions_file`: where the program reads its user's own instructions, relative to its home.
     """
 
     @property

@@ -43,6 +43,8 @@ class ClaudeCode(CliHarness[Settings]):
 
     settings_type = Settings
     mcp_transports = ("stdio", "sse", "streamable-http")
+    skills_folder = ".claude/skills"
+    instructions_file = ".claude/CLAUDE.md"
     cli = NpmCli(
         name="claude_code",
         package="@anthropic-ai/claude-code",

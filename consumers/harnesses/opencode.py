@@ -48,6 +48,8 @@ class OpenCode(CliHarness[Settings]):
 
     settings_type = Settings
     mcp_transports = ("stdio", "sse", "streamable-http")
+    skills_folder = ".config/opencode/skills"
+    instructions_file = ".config/opencode/AGENTS.md"
     cli = NpmCli(
         name="opencode",
         package="opencode-ai",

@@ -91,7 +91,7 @@ FIELDS: Mapping[str, Rule] = {
     "environment.tpu": _unbuilt("no sandbox has TPUs"),
     "environment.mcp_servers": _carried("agent.mcp_servers"),
     "environment.env": _carried("runtime.env"),
-    "environment.skills_dir": _unbuilt("harnesses get no skills yet; the agent would lack knowledge of the task"),
+    "environment.skills_dir": _carried("agent.skills_path"),
     "environment.healthcheck": _unbuilt("no service of a sandbox is started before the agent, so nothing can become ready"),
     "environment.workdir": _carried("runtime.workdir"),
     "solution.env": _neutral("for the reference solution alone, which no rollout sees"),

@@ -3,9 +3,12 @@
 One JSON-RPC 2.0 message a line (Model Context Protocol 2025-06-18, "stdio"); it speaks whatever version its client asks for.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
+from typing import Any
 
 TOOL = {
     "name": "weigh",
@@ -14,7 +17,7 @@ TOOL = {
 }
 
 
-def answer(method, params):
+def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     if method == "initialize":
         about = {"name": "scales", "version": "1.0.0"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": about}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     Field,
     StringConstraints,
     ValidationError,
@@ -94,14 +96,30 @@ class Content(Part):
     """Bytes of the archive."""
 
 
-class PrepareAction(Part):
-    """One step in preparing a runtime: `upload_file` and `upload_dir` need source and target, `exec` a command."""
+class UploadedFiles(Part):
+    """Files that travel with a task."""
 
-    type: Literal["upload_file", "upload_dir", "exec"]
     source: str | None = Field(default=None, pattern=r"^[^\x00]*$")
     """A path on the machine of whoever submits the task, relative to the task's file. Nobody else reads it."""
     content: Content | None = None
     """What `source` held when the task was submitted; `polar submit` and `polar.Client` store it and set this field."""
+
+    def uploaded(self, field: str) -> Content:
+        """The content of an upload, which is at `field` of the task. Raises InputError if the task was submitted without it."""
+        if self.content is None:
+            raise InputError(
+                f"{field}.source",
+                self.source,
+                "its content wasn't uploaded: no worker reads this path. Submit the task with `polar submit` or polar.Client, which "
+                "upload it and set `content`",
+            )
+        return self.content
+
+
+class PrepareAction(UploadedFiles):
+    """One step in preparing a runtime: `upload_file` and `upload_dir` need source and target, `exec` a command."""
+
+    type: Literal["upload_file", "upload_dir", "exec"]
     target: str | None = None
     command: Argument | None = None
     cwd: str | None = None
@@ -117,16 +135,27 @@ class PrepareAction(Part):
             raise ValueError(f"source {self.source!r} doesn't name a file")
         return self
 
-    def uploaded(self, field: str) -> Content:
-        """The content of an upload, which is at `field` of the task. Raises InputError if the task was submitted without it."""
-        if self.content is None:
-            raise InputError(
-                f"{field}.source",
-                self.source,
-                "its content wasn't uploaded: no worker reads this path. Submit the task with `polar submit` or polar.Client, which "
-                "upload it and set `content`",
-            )
-        return self.content
+
+class AgentFile(UploadedFiles):
+    """A file, or a folder, that the agent's program reads."""
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.name in ("", ".."):
+            raise ValueError(f"source {self.source!r} doesn't name a file or folder")
+        return self
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.source or "").name
+
+
+def _from_source(value: object) -> object:
+    return {"source": value} if isinstance(value, str) else value
+
+
+Skill = Annotated[AgentFile, BeforeValidator(_from_source)]
+"""A folder with a SKILL.md; a text is its `source`."""
 
 
 class Network(StrEnum):
@@ -263,6 +292,16 @@ MODEL_VARIABLES = frozenset(
 """Variables that tell a harness the proxy's URL and its session's key."""
 
 
+INSTRUCTIONS_LIMIT = 64 * 1024
+"""Characters of `agent.instructions`, which CLIs put into every prompt."""
+NEEDED_PLACES = {
+    "skills": "skills_folder",
+    "skills_path": "skills_folder",
+    "instructions": "instructions_file",
+}
+"""The attribute of a harness class that each field needs."""
+
+
 class AgentSpec(Part):
     """The harness and its settings."""
 
@@ -273,7 +312,12 @@ class AgentSpec(Part):
     env: Environment = {}
     mcp_servers: list[McpServer] = []
     """Servers of tools that the CLI connects to; docs/harness.md lists the harnesses that do."""
-    skills_path: str | None = None
+    skills: list[Skill] = []
+    """Folders with a SKILL.md each, for the place where the CLI looks for its user's skills."""
+    skills_path: Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00]*$")] | None = None
+    """A folder in the sandbox whose folders are skills; relative to the workspace, or absolute."""
+    instructions: Annotated[str, StringConstraints(max_length=INSTRUCTIONS_LIMIT)] | AgentFile | None = None
+    """Text, or a file, for the place where the CLI reads its user's own instructions, outside of the workspace."""
     custom_shell: ExecInput | None = None
 
     @model_validator(mode="after")
@@ -286,9 +330,10 @@ class AgentSpec(Part):
         is_known = self.harness is None or registry.is_known(registry.Kind.HARNESS, self.harness)
         if self.harness != "shell" and self.custom_shell is not None and is_known:
             raise ValueError(f"custom_shell goes with harness 'shell' alone, and harness is {self.name!r}")
-        if self.skills_path:
-            raise ValueError("skills_path isn't built yet; leave it out")
         require_own_names(self.mcp_servers)
+        for name, count in Counter(skill.name for skill in self.skills).items():
+            if count > 1:
+                raise ValueError(f"skills has {count} folders with the name {name!r}; give each its own")
         for name in (*self.env, *(self.custom_shell.env if self.custom_shell else ())):
             if name in MODEL_VARIABLES or name.startswith("POLAR_"):
                 raise ValueError(
@@ -315,6 +360,20 @@ class AgentSpec(Part):
                 raise InputError(
                     f"agent.mcp_servers.{index}", server.name, f"{self.name} {found}; {way_out} (docs/harness.md)"
                 )
+        for field, attribute in NEEDED_PLACES.items():
+            if getattr(self, field) and getattr(harness, attribute, None) is None:
+                what = field.removesuffix("_path")
+                raise InputError(
+                    f"agent.{field}",
+                    getattr(self, field),
+                    f"{self.name} has no place for {what}; leave it out, or name a harness that has one (docs/harness.md)",
+                )
+
+    def files(self) -> Iterator[tuple[str, AgentFile]]:
+        """Its files, each with its field."""
+        yield from ((f"agent.skills.{index}", skill) for index, skill in enumerate(self.skills))
+        if isinstance(self.instructions, AgentFile):
+            yield "agent.instructions", self.instructions
 
 
 class BuilderSpec(Part):
@@ -468,6 +527,8 @@ class TaskRequest(Part):
             for index, action in enumerate(getattr(self.runtime, name) or ()):
                 if action.type != "exec":
                     action.uploaded(f"runtime.{name}[{index}]")
+        for field, file in self.agent.files():
+            file.uploaded(field)
 
     @property
     def user(self) -> str:

@@ -81,11 +81,12 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "environment.storage_mb": ("runtime.storage_mb", 1024),
     "environment.env": ("runtime.env", {"A": "b"}),
     "environment.mcp_servers": ("agent.mcp_servers", [{"name": "a", "url": "http://a"}]),
+    "environment.skills_dir": ("agent.skills_path", "/skills"),
     "environment.workdir": ("runtime.workdir", "sub"),
 }
 UNBUILT = {
     "agent.user", "verifier.user", "verifier.environment_mode", "verifier.environment", "verifier.collect", "environment.os",
-    "environment.gpus", "environment.gpu_types", "environment.tpu", "environment.skills_dir",
+    "environment.gpus", "environment.gpu_types", "environment.tpu",
     "environment.healthcheck", "multi_step_reward_strategy", "steps", "artifacts",
 }  # fmt: skip
 
@@ -195,7 +196,7 @@ def test_mcp_servers_go_to_a_cli_that_connects_to_them(tmp_path: Path) -> None:
         "headers": {"Authorization": "Bearer ${TOKEN}"},
     }
     local = {"name": "local", "transport": "stdio", "command": "python3", "args": ["/opt/server.py"]}
-    config = {"environment": {"mcp_servers": [web, local]}}
+    config: dict[str, Any] = {"environment": {"mcp_servers": [web, local]}}
 
     def request(harness: str, **variables: str) -> Any:
         template = {**IN_PLACE, "agent": {"harness": harness}}
@@ -212,7 +213,7 @@ def test_mcp_servers_go_to_a_cli_that_connects_to_them(tmp_path: Path) -> None:
     refusal = request("pi", TOKEN="t-1")
     assert refusal.name == "agent.mcp_servers.0"
     assert "pi connects to no MCP servers" in refusal.becomes
-    config["environment"]["network_mode"] = "no-network"  # type: ignore[assignment]
+    config["environment"]["network_mode"] = "no-network"
     assert "reached" in request("claude_code", TOKEN="t-1").becomes
 
 
