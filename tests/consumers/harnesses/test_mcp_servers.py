@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.harnesses.base import harness_of
-from consumers.harnesses.codex import _text
+from consumers.harnesses.settings_file import toml_text
 from consumers.runtimes.base import Runtime
 from tests.consumers.harnesses.conftest import access_to
 from topics.types.task import AgentSpec
@@ -25,7 +25,7 @@ HTTP = {"name": "web", "transport": "streamable-http", "url": "https://b.org/mcp
 
 async def written(runtime: Runtime, harness: str, path: str, *servers: dict[str, Any]) -> tuple[str, Any]:
     """The file at `path` in the home, as text, and the launch."""
-    agent = AgentSpec(harness=harness, mcp_servers=servers)
+    agent = AgentSpec.model_validate({"harness": harness, "mcp_servers": list(servers)})
     launch = await harness_of(agent).prepare(runtime, access_to("http://proxy"), runtime.home / "instruction.txt")
     return (await runtime.read_file(runtime.home / path, 10**6)).decode(), launch
 
@@ -53,7 +53,7 @@ async def test_codex_gets_tables_in_its_config(runtime: Runtime) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_codex_reads_any_text_as_it_is(text: str) -> None:
-    assert tomllib.loads(f"a = {_text(text)}") == {"a": text}
+    assert tomllib.loads(f"a = {toml_text(text)}") == {"a": text}
 
 
 @pytest.mark.parametrize(
