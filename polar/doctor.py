@@ -128,12 +128,12 @@ async def inference(url: str, model: str | None, key_file: Path | None = None) -
 def harnesses() -> Iterator[Finding]:
     """Each harness that has a CLI to be installed, and what that runs on."""
     for name in registry.names(registry.Kind.HARNESS):
-        cli: Cli | None = getattr(registry.load(registry.Kind.HARNESS, name), "cli", None)
-        if cli is None:
-            continue
         try:
+            cli: Cli | None = getattr(registry.load(registry.Kind.HARNESS, name), "cli", None)
+            if cli is None:
+                continue
             runs_on = cli.runs_on()
-        except NotReadyError as error:
+        except (InputError, NotReadyError) as error:
             yield Finding(name, State.BAD, str(error))
             continue
         if cli.manifest.exists() and cli.folder.exists():

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from topics.environment.archive import ArchiveError, Tree, list_file, list_folder
 from topics.environment.blobs import BlobStore, BlobStoreError
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import UPLOADING, Content, PrepareAction, TaskRequest
+from topics.types.task import UPLOADING, AgentFile, AgentSpec, Content, PrepareAction, TaskRequest, UploadedFiles
+
+F = TypeVar("F", bound=UploadedFiles)
+SKILL_FILE = "SKILL.md"
 
 OnBytes = Callable[[Path, int, int], None]
 """Gets the path that is being read, the number of bytes read of it, and their total. Content that is new to the store is read twice."""
@@ -33,23 +37,46 @@ class Uploads:
         """
         if not lacks_content(request):
             return request
-        changes = {
+        actions = {
             name: [
-                self._with_content(action, folder, f"runtime.{name}.{index}") if _needs_content(action) else action
+                self._with_content(action, action.type, folder, f"runtime.{name}.{index}")
+                if _needs_content(action)
+                else action
                 for index, action in enumerate(actions)
             ]
             for name in UPLOADING
             if (actions := getattr(request.runtime, name)) is not None
         }
-        return request.model_copy(update={"runtime": request.runtime.model_copy(update=changes)})
+        runtime = request.runtime.model_copy(update=actions)
+        return request.model_copy(update={"runtime": runtime, "agent": self._agent(request.agent, folder)})
 
-    def _with_content(self, action: PrepareAction, folder: Path, field: str) -> PrepareAction:
-        assert action.source is not None, "an upload has a source"
+    def _agent(self, agent: AgentSpec, folder: Path) -> AgentSpec:
+        skills = [
+            skill if skill.content else self._skill(skill, folder, f"agent.skills.{index}")
+            for index, skill in enumerate(agent.skills)
+        ]
+        instructions = agent.instructions
+        if isinstance(instructions, AgentFile) and instructions.content is None:
+            instructions = self._with_content(instructions, "upload_file", folder, "agent.instructions")
+        return agent.model_copy(update={"skills": skills, "instructions": instructions})
+
+    def _skill(self, skill: AgentFile, folder: Path, field: str) -> AgentFile:
+        assert skill.source is not None, "checked"
+        if not (folder / skill.source / SKILL_FILE).is_file():
+            raise InputError(
+                f"{field}.source",
+                skill.source,
+                f"is no skill: a folder with {SKILL_FILE}; name one folder for each skill",
+            )
+        return self._with_content(skill, "upload_dir", folder, field)
+
+    def _with_content(self, upload: F, kind: str, folder: Path, field: str) -> F:
+        assert upload.source is not None, "an upload has a source"
         try:
-            content = self._content(action.type, (folder / action.source).absolute())
+            content = self._content(kind, (folder / upload.source).absolute())
         except ArchiveError as error:
-            raise InputError(f"{field}.source", action.source, str(error)) from None
-        return action.model_copy(update={"content": content})
+            raise InputError(f"{field}.source", upload.source, str(error)) from None
+        return upload.model_copy(update={"content": content})
 
     def _content(self, kind: str, path: Path) -> Content:
         tree = list_file(path) if kind == "upload_file" else list_folder(path)
@@ -80,7 +107,7 @@ class Uploads:
 def lacks_content(request: TaskRequest) -> bool:
     """Whether `Uploads.with_content` has anything to store for the task."""
     actions = (*request.runtime.prepare, *(request.runtime.eval_prepare or ()))
-    return any(map(_needs_content, actions))
+    return any(map(_needs_content, actions)) or any(file.content is None for _, file in request.agent.files())
 
 
 def _needs_content(action: PrepareAction) -> bool:

@@ -35,7 +35,14 @@ class Launch:
 
 
 class Harness(Protocol):
-    """One agent program, set up for one session."""
+    """One agent program, set up for one session.
+
+    A class may have these attributes. Without one, a task that needs it is refused.
+
+    - `mcp_transports`: the transports by which the program connects to `agent.mcp_servers`. `prepare` writes the servers.
+    - `skills_folder`: where the program looks for its user's skills, relative to its home.
+    - `instructions_file`: where the program reads its user's own instructions, relative to its home.
+    """
 
     @property
     def tools(self) -> tuple[Path, ...]:
@@ -50,7 +57,9 @@ class Harness(Protocol):
 
 def harness_of(agent: AgentSpec) -> Harness:
     """The harness that a task names. Raises InputError if this worker doesn't have it or its settings are bad."""
-    harness: Harness = registry.load(registry.Kind.HARNESS, agent.name)(agent)
+    plug_in = registry.load(registry.Kind.HARNESS, agent.name)
+    agent.check_supported(plug_in)
+    harness: Harness = plug_in(agent)
     return harness
 
 

@@ -14,10 +14,11 @@ from pathlib import PurePosixPath
 import msgspec
 
 from consumers.harnesses.base import INSTRUCTION_LIMIT, Launch, Tokens
-from consumers.harnesses.cli import CliHarness
+from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.npm import NpmCli, native
 from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
+from topics.types.mcp import STDIO, McpServer
 
 QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"}
 """No telemetry, no titles, no check for updates: only model calls leave the machine."""
@@ -41,6 +42,9 @@ class ClaudeCode(CliHarness[Settings]):
     """See `base.Harness`."""
 
     settings_type = Settings
+    mcp_transports = ("stdio", "sse", "streamable-http")
+    skills_folder = ".claude/skills"
+    instructions_file = ".claude/CLAUDE.md"
     cli = NpmCli(
         name="claude_code",
         package="@anthropic-ai/claude-code",
@@ -58,10 +62,21 @@ class ClaudeCode(CliHarness[Settings]):
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(self._settings.context_window),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(self._settings.max_tokens),
         }
-        arguments = ("--print", "--model", model.model_name, "--dangerously-skip-permissions")
+        arguments: tuple[str, ...] = ("--print", "--model", model.model_name, "--dangerously-skip-permissions")
+        if self._servers:
+            servers = runtime.home / "mcp.json"
+            await write_json(runtime, servers, {"mcpServers": {each.name: _server(each) for each in self._servers}})
+            arguments += ("--mcp-config", str(servers))
         return Launch(
             self.cli.command() + arguments,
             env=QUIET | PLAIN | limits,
             stdin=instruction,
             keep={TRANSCRIPT: runtime.home / ".claude" / "projects" / "*" / "*.jsonl"},
         )
+
+
+def _server(server: McpServer) -> dict[str, object]:
+    if server.transport == STDIO:
+        return {"type": "stdio", "command": server.command, "args": server.args, "env": server.env}
+    kind = "http" if server.transport == "streamable-http" else "sse"
+    return {"type": kind, "url": server.url, "headers": server.headers}

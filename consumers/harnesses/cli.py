@@ -26,7 +26,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Generic
 from weakref import WeakKeyDictionary
@@ -80,6 +80,8 @@ class Cli(ABC):
     version: str
     megabytes: int
     """Approximate size on disk after the installation."""
+    locks: Path = field(default=LOCKS, kw_only=True)
+    """The folder with its lock."""
 
     @property
     def entry(self) -> str:
@@ -96,8 +98,8 @@ class Cli(ABC):
 
     @property
     def lock(self) -> Path:
-        """The committed list of its packages with their hashes; `relock.py` writes it."""
-        return LOCKS / f"{self.name}{self.lock_suffix}"
+        """The list of its packages with their hashes; `relock.py` writes it."""
+        return self.locks / f"{self.name}{self.lock_suffix}"
 
     def fault(self, folder: Path) -> str | None:
         """Why the installation in `folder` must not be used, with the first file that differs; None if all of it is as installed."""
@@ -147,6 +149,11 @@ class Cli(ABC):
     def _build(self, folder: Path, announce: Callable[[str], None]) -> None:
         downloads = cache.root() / f".{self.entry}.downloads"
         what = f"{self.package} {self.version}"
+        if not self.lock.is_file():
+            raise NotReadyError(
+                f"{self.lock} is missing: the packages of {what} with their hashes. Where a registry can be reached, run: "
+                f"python -m consumers.harnesses.relock {self.name}"
+            )
         announce(f"installing {what} ({self.megabytes} MB) from {self.registry_url()} into {self.folder}")
         end = time.monotonic() + INSTALL_S
         for step in self._steps(folder, downloads):
@@ -212,9 +219,20 @@ class CliHarness(Generic[S]):
     cli: ClassVar[Cli]
     settings_type: type[S]
     """The settings that a task may have."""
+    mcp_transports: ClassVar[tuple[str, ...]] = ()
+    """The transports by which it connects to MCP servers."""
+    skills_folder: ClassVar[str | None] = None
+    instructions_file: ClassVar[str | None] = None
+    """Where it looks for its user's skills, and its user's own instructions, below its home; None: nowhere."""
 
     def __init__(self, agent: AgentSpec) -> None:
         self._settings = checked_settings(agent, self.settings_type)
+        self._servers = agent.mcp_servers
+
+    @property
+    def registry_name(self) -> str:
+        """The name by which another process finds this class."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
 
     @property
     def tools(self) -> tuple[Path, ...]:
@@ -255,7 +273,7 @@ class CliHarness(Generic[S]):
         """Verify it in full, in a process of its own, which installs it if it isn't as it should be."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "consumers.harnesses.install"),
-            f"{type(self).__module__}:{type(self).__qualname__}",
+            self.registry_name,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,

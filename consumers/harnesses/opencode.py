@@ -19,6 +19,7 @@ from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.npm import NpmCli, native
 from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
+from topics.types.mcp import STDIO, McpServer
 
 QUIET = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -46,6 +47,9 @@ class OpenCode(CliHarness[Settings]):
     """See `base.Harness`."""
 
     settings_type = Settings
+    mcp_transports = ("stdio", "sse", "streamable-http")
+    skills_folder = ".config/opencode/skills"
+    instructions_file = ".config/opencode/AGENTS.md"
     cli = NpmCli(
         name="opencode",
         package="opencode-ai",
@@ -75,4 +79,12 @@ class OpenCode(CliHarness[Settings]):
             "options": {"baseURL": model.proxy_url + BASE_PATHS.get(provider, "/v1"), "apiKey": "{env:OPENAI_API_KEY}"},
             "models": {model.model_name: {"reasoning": True, "limit": limit, **named}},
         }
-        return {"autoupdate": False, "share": "disabled", "provider": {"polar": polar}}
+        servers = {server.name: _server(server) for server in self._servers}
+        return {"autoupdate": False, "share": "disabled", "provider": {"polar": polar}, "mcp": servers}
+
+
+def _server(server: McpServer) -> dict[str, object]:
+    if server.transport == STDIO:
+        return {"type": "local", "command": [server.command, *server.args], "environment": server.env}
+    # For both transports over HTTP: it tries one and then the other. It would ask people about OAuth.
+    return {"type": "remote", "url": server.url, "headers": server.headers, "oauth": False}

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import structlog
 
+from consumers.harnesses import agent_files
 from consumers.harnesses.base import Harness, Launch, harness_of
 from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, ModelAccess, Runtime, SandboxError
 from consumers.stages import artifacts, patch
@@ -116,6 +117,7 @@ class Run:
         await harness.install()
         instruction = runtime.home / "instruction.txt"
         await runtime.write_file(instruction, task.instruction.encode())
+        await agent_files.place(runtime, harness, task.agent, self._context.blobs)
         return await harness.prepare(runtime, runtime.reached_at(access), instruction)
 
     def _program(

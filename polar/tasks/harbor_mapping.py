@@ -38,6 +38,8 @@ from topics.types.errors import InputError
 from topics.types.task import UNKEPT, Network, Seen, TaskRequest, parse
 
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
+EMBEDDED = re.compile(r"\$\{([^}:]+)(?::-([^}]*))?\}")
+"""A variable in a header, which may have text before and after it."""
 TASK_ID = re.compile(ids.TASK_ID)
 WORKDIR = "runtime.workdir"
 ID_CHARS = 128
@@ -281,12 +283,25 @@ class _Mapping:
 
     def _value(self, name: str, text: str) -> str:
         found = VARIABLE.fullmatch(text)
-        if found is None:
-            return text
+        return text if found is None else self._variable(name, found)
+
+    def _variable(self, name: str, found: re.Match[str]) -> str:
         value = self._variables.get(found[1], found[2])
         if value is None:
             raise ValueError(f"{name} needs a value for ${{{found[1]}}}; give it by --env {found[1]}")
         return value
+
+    def servers(self, servers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """MCP servers, with a value for each `${VAR}` in their headers. Raises ValueError."""
+        return [
+            {**server, "headers": {name: self._filled(name, text) for name, text in server["headers"].items()}}
+            if server.get("headers")
+            else server
+            for server in servers
+        ]
+
+    def _filled(self, name: str, text: str) -> str:
+        return EMBEDDED.sub(lambda found: self._variable(name, found), text)
 
     def image(self, name: str) -> str:
         """Raises ValueError if the runtime has no images."""
@@ -318,6 +333,7 @@ def _unchanged(_: _Mapping, value: Any) -> Any:
 CONVERTED: Mapping[str, Callable[[_Mapping, Any], Any]] = {
     "environment.env": _Mapping.resolved,
     "verifier.env": _Mapping.resolved,
+    "environment.mcp_servers": _Mapping.servers,
     "environment.docker_image": _Mapping.image,
     "environment.workdir": _Mapping.workdir,
 }

@@ -15,20 +15,22 @@ TASK_FOLDER = "{task}/"
 
 def with_sources(template: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
     """The template with `place` of each source in its uploads. What is no action stays, for TaskRequest to refuse."""
-    runtime = template.get("runtime")
-    if not isinstance(runtime, Mapping):
-        return dict(template)
-    changes = {
-        name: [_with_source(action, place) for action in actions]
-        for name in UPLOADING
-        if isinstance(actions := runtime.get(name), list)
-    }
-    return {**template, "runtime": {**runtime, **changes}}
+    made = dict(template)
+    for part, names in (("runtime", UPLOADING), ("agent", ("skills",))):
+        if isinstance(old := template.get(part), Mapping):
+            lists = {name: uploads for name in names if isinstance(uploads := old.get(name), list)}
+            made[part] = {**old, **{name: [_with_source(each, place) for each in lists[name]] for name in lists}}
+    agent = made.get("agent")
+    if isinstance(agent, Mapping) and isinstance(instructions := agent.get("instructions"), Mapping):
+        made["agent"] = {**agent, "instructions": _with_source(instructions, place)}
+    return made
 
 
-def _with_source(action: Any, place: Callable[[str], str]) -> Any:
-    source = action.get("source") if isinstance(action, Mapping) else None
-    return {**action, "source": place(source)} if isinstance(source, str) else action
+def _with_source(upload: Any, place: Callable[[str], str]) -> Any:
+    if isinstance(upload, str):  # a skill that is only its source
+        return place(upload)
+    source = upload.get("source") if isinstance(upload, Mapping) else None
+    return {**upload, "source": place(source)} if isinstance(source, str) else upload
 
 
 def at(body: Mapping[str, Any], field: str) -> Any:

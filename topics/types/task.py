@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
+    BeforeValidator,
     Field,
     StringConstraints,
     ValidationError,
@@ -33,14 +34,14 @@ from topics.environment.blobs import REF
 from topics.types import building, field_errors, ids
 from topics.types.allowed_hosts import AllowedHost
 from topics.types.errors import InputError
+from topics.types.mcp import McpServer, check_reachable, require_own_names
+from topics.types.parts import STRICT, Argument, Environment, is_http_url
 
 INSTRUCTION_LIMIT = 1024 * 1024
 """Bytes of UTF-8."""
 CARRIED = ("metadata", "builder")
 """Fields that are copied into the table, `Build` and each of up to 1024 trajectories, hence the limit on their size."""
 CARRIED_LIMIT = 64 * 1024
-ARGUMENT_LIMIT = 128_000
-"""Bytes of one argument or variable, with room for its name: Linux allows 131,072."""
 RUN_LIMIT_S = 24 * 3600
 SAMPLES_LIMIT = ids.SAMPLES_LIMIT
 USER_LIMIT = 128
@@ -73,26 +74,10 @@ def _is_program_folder(path: str) -> str:
 ProgramFolder = Annotated[str, AfterValidator(_is_program_folder)]
 
 
-def _fits(value: str) -> str:
-    if "\0" in value:
-        raise ValueError("holds a zero byte, which no program argument can hold")
-    size = len(value.encode(errors="replace"))
-    if size > ARGUMENT_LIMIT:
-        raise ValueError(f"{size} bytes; at most {ARGUMENT_LIMIT}: put what is longer into a file (runtime.prepare)")
-    return value
-
-
-Argument = Annotated[str, AfterValidator(_fits)]
-Environment = dict[Annotated[str, StringConstraints(pattern=r"^[^=\x00]{1,255}$")], Argument]
-
-
 class Part(BaseModel):
-    """Base of all parts: frozen, and an unknown field is an error that names it.
+    """Base of all parts (`parts.STRICT`)."""
 
-    Defaults are validated, so a default that is written out and one that is omitted give equal bytes (600 and 600.0).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
+    model_config = STRICT
 
 
 class ExecInput(Part):
@@ -111,14 +96,30 @@ class Content(Part):
     """Bytes of the archive."""
 
 
-class PrepareAction(Part):
-    """One step in preparing a runtime: `upload_file` and `upload_dir` need source and target, `exec` a command."""
+class UploadedFiles(Part):
+    """Files that travel with a task."""
 
-    type: Literal["upload_file", "upload_dir", "exec"]
     source: str | None = Field(default=None, pattern=r"^[^\x00]*$")
     """A path on the machine of whoever submits the task, relative to the task's file. Nobody else reads it."""
     content: Content | None = None
     """What `source` held when the task was submitted; `polar submit` and `polar.Client` store it and set this field."""
+
+    def uploaded(self, field: str) -> Content:
+        """The content of an upload, which is at `field` of the task. Raises InputError if the task was submitted without it."""
+        if self.content is None:
+            raise InputError(
+                f"{field}.source",
+                self.source,
+                "its content wasn't uploaded: no worker reads this path. Submit the task with `polar submit` or polar.Client, which "
+                "upload it and set `content`",
+            )
+        return self.content
+
+
+class PrepareAction(UploadedFiles):
+    """One step in preparing a runtime: `upload_file` and `upload_dir` need source and target, `exec` a command."""
+
+    type: Literal["upload_file", "upload_dir", "exec"]
     target: str | None = None
     command: Argument | None = None
     cwd: str | None = None
@@ -134,16 +135,27 @@ class PrepareAction(Part):
             raise ValueError(f"source {self.source!r} doesn't name a file")
         return self
 
-    def uploaded(self, field: str) -> Content:
-        """The content of an upload, which is at `field` of the task. Raises InputError if the task was submitted without it."""
-        if self.content is None:
-            raise InputError(
-                f"{field}.source",
-                self.source,
-                "its content wasn't uploaded: no worker reads this path. Submit the task with `polar submit` or polar.Client, which "
-                "upload it and set `content`",
-            )
-        return self.content
+
+class AgentFile(UploadedFiles):
+    """A file, or a folder, that the agent's program reads."""
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.name in ("", ".."):
+            raise ValueError(f"source {self.source!r} doesn't name a file or folder")
+        return self
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.source or "").name
+
+
+def _from_source(value: object) -> object:
+    return {"source": value} if isinstance(value, str) else value
+
+
+Skill = Annotated[AgentFile, BeforeValidator(_from_source)]
+"""A folder with a SKILL.md; a text is its `source`."""
 
 
 class Network(StrEnum):
@@ -282,6 +294,16 @@ MODEL_VARIABLES = frozenset(
 """Variables that tell a harness the proxy's URL and its session's key."""
 
 
+INSTRUCTIONS_LIMIT = 64 * 1024
+"""Characters of `agent.instructions`, which CLIs put into every prompt."""
+NEEDED_PLACES = {
+    "skills": "skills_folder",
+    "skills_path": "skills_folder",
+    "instructions": "instructions_file",
+}
+"""The attribute of a harness class that each field needs."""
+
+
 class AgentSpec(Part):
     """The harness and its settings."""
 
@@ -290,8 +312,14 @@ class AgentSpec(Part):
     model_name: str = "default"
     settings: dict[str, Any] = {}
     env: Environment = {}
-    mcp_servers: list[dict[str, Any]] = []
-    skills_path: str | None = None
+    mcp_servers: list[McpServer] = []
+    """Servers of tools that the CLI connects to; docs/harness.md lists the harnesses that do."""
+    skills: list[Skill] = []
+    """Folders with a SKILL.md each, for the place where the CLI looks for its user's skills."""
+    skills_path: Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00]*$")] | None = None
+    """A folder in the sandbox whose folders are skills; relative to the workspace, or absolute."""
+    instructions: Annotated[str, StringConstraints(max_length=INSTRUCTIONS_LIMIT)] | AgentFile | None = None
+    """Text, or a file, for the place where the CLI reads its user's own instructions, outside of the workspace."""
     custom_shell: ExecInput | None = None
 
     @model_validator(mode="after")
@@ -304,9 +332,10 @@ class AgentSpec(Part):
         is_known = self.harness is None or registry.is_known(registry.Kind.HARNESS, self.harness)
         if self.harness != "shell" and self.custom_shell is not None and is_known:
             raise ValueError(f"custom_shell goes with harness 'shell' alone, and harness is {self.name!r}")
-        for name in ("mcp_servers", "skills_path"):
-            if getattr(self, name):
-                raise ValueError(f"{name} isn't built yet; leave it out")
+        require_own_names(self.mcp_servers)
+        for name, count in Counter(skill.name for skill in self.skills).items():
+            if count > 1:
+                raise ValueError(f"skills has {count} folders with the name {name!r}; give each its own")
         for name in (*self.env, *(self.custom_shell.env if self.custom_shell else ())):
             if name in MODEL_VARIABLES or name.startswith("POLAR_"):
                 raise ValueError(
@@ -318,6 +347,35 @@ class AgentSpec(Part):
     def name(self) -> str:
         """The harness by registry name or `module:Class`."""
         return self.harness or self.import_path or ""
+
+    def check_supported(self, harness: object) -> None:
+        """Raises InputError for a part of this agent that a harness class lacks (`consumers/harnesses/base.py`)."""
+        transports = getattr(harness, "mcp_transports", ())
+        for index, server in enumerate(self.mcp_servers):
+            if server.transport not in transports:
+                found = f"connects to no server by {server.transport}" if transports else "connects to no MCP servers"
+                way_out = (
+                    f"it can by: {', '.join(transports)}"
+                    if transports
+                    else "leave them out, or name a harness that does"
+                )
+                raise InputError(
+                    f"agent.mcp_servers.{index}", server.name, f"{self.name} {found}; {way_out} (docs/harness.md)"
+                )
+        for field, attribute in NEEDED_PLACES.items():
+            if getattr(self, field) and getattr(harness, attribute, None) is None:
+                what = field.removesuffix("_path")
+                raise InputError(
+                    f"agent.{field}",
+                    getattr(self, field),
+                    f"{self.name} has no place for {what}; leave it out, or name a harness that has one (docs/harness.md)",
+                )
+
+    def files(self) -> Iterator[tuple[str, AgentFile]]:
+        """Its files, each with its field."""
+        yield from ((f"agent.skills.{index}", skill) for index, skill in enumerate(self.skills))
+        if isinstance(self.instructions, AgentFile):
+            yield "agent.instructions", self.instructions
 
 
 class BuilderSpec(Part):
@@ -379,13 +437,9 @@ class EarlyStop(Part):
 
 
 def _callback(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        is_base = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        is_base = False
-    if not is_base or not value.isascii() or any(c.isspace() for c in value):
+    if not is_http_url(value):
         raise ValueError("must be an http or https URL, like https://trainer.example/groups")
+    parts = urlsplit(value)
     if parts.username or parts.password:
         raise ValueError("must hold no user or password, since every trajectory's group carries it; calls are signed")
     return value
@@ -461,12 +515,22 @@ class TaskRequest(Part):
             )
         return self
 
+    @model_validator(mode="after")
+    def _servers_are_reachable(self) -> Self:
+        runtime = self.runtime
+        if runtime.import_path is None and runtime.backend != "process" and runtime.network is not Network.HOST:
+            policy = runtime.network or Network.PROXY_ONLY
+            check_reachable(self.agent.mcp_servers, policy.value, runtime.allowed_hosts)
+        return self
+
     def check_uploads(self) -> None:
         """Raises InputError for the first upload without content."""
         for name in UPLOADING:
             for index, action in enumerate(getattr(self.runtime, name) or ()):
                 if action.type != "exec":
                     action.uploaded(f"runtime.{name}[{index}]")
+        for field, file in self.agent.files():
+            file.uploaded(field)
 
     @property
     def user(self) -> str:
@@ -554,6 +618,7 @@ def check_settings(task: TaskRequest) -> None:
 
     Settings of Polar's own builders are checked without importing a builder.
     """
+    registry.try_out(registry.Kind.HARNESS, task.agent.name, task.agent.check_supported)
     registry.try_out(registry.Kind.HARNESS, task.agent.name, lambda plug_in: plug_in(task.agent))
     registry.try_out(registry.Kind.EVALUATOR, task.evaluator.strategy, lambda plug_in: plug_in(task.evaluator.config))
     if task.builder.strategy in building.OPTIONS:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from consumers.harnesses import agent_files
 from consumers.harnesses.base import Launch, harness_of
 from consumers.runtimes.base import Exec, ExecResult, ModelAccess, Runtime
 from consumers.stages.artifacts import newest_file
@@ -21,6 +22,7 @@ from polar.scripted.faults import Fault
 from polar.scripted.record import Record
 from polar.scripted.scripts import Script
 from tests.proxy.conftest import Bench, benched, proxied
+from topics.environment.blobs import BlobStore
 from topics.types.task import AgentSpec
 
 KEY = "sk-polar-not-a-real-key"
@@ -82,12 +84,16 @@ def access_to(url: str) -> ModelAccess:
     return ModelAccess(url, KEY, MODEL)
 
 
-async def set_up(runtime: Runtime, access: ModelAccess, instruction: str, agent: AgentSpec) -> Launch:
-    """As a run worker does it."""
+async def set_up(
+    runtime: Runtime, access: ModelAccess, instruction: str, agent: AgentSpec, blobs: BlobStore | None = None
+) -> Launch:
+    """As a run worker does it. `blobs`: has the agent's files."""
     harness = harness_of(agent)
     await harness.install()
     file = runtime.home / "instruction.txt"
     await runtime.write_file(file, instruction.encode())
+    if blobs is not None:
+        await agent_files.place(runtime, harness, agent, blobs)
     return await harness.prepare(runtime, runtime.reached_at(access), file)
 
 

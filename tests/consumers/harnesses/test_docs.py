@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -20,12 +21,19 @@ from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up
 from topics.environment import registry
 from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import AgentSpec, TaskRequest
+from topics.types.task import AgentSpec, TaskRequest, parse
+
+NAMES = registry.names(registry.Kind.HARNESS)
 
 pytestmark = pytest.mark.contract
 
 ROOT = Path(__file__).parents[3]
-SHOWN = dict(re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "harness.md").read_text(), re.DOTALL))
+PAGE = (ROOT / "docs" / "harness.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+SHOWN = dict(reversed(BLOCKS))
+"""The first block in each language."""
+EQUIPPED = [text for language, text in BLOCKS if language == "yaml"][1]
+"""A task with servers, skills and instructions."""
 
 
 async def test_the_shell_task_is_one_and_its_command_finds_its_instruction(
@@ -64,6 +72,72 @@ async def test_a_class_of_another_package_is_a_harness(
     )
     assert KEY not in result.tail
     assert await runtime.read_file(launch.keep["agent_transcript"], 10) == b"{}\n"
+
+
+async def test_a_file_is_a_harness_whose_program_runs(
+    runtime: ProcessRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "my_agent.toml").write_text(SHOWN["toml"])
+    monkeypatch.setenv(registry.PRESETS, str(tmp_path / "presets"))
+    program = tmp_path / "bin" / "my-agent"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$MY_AGENT_TELEMETRY $3 $4"\ncat "$2" ~/.my-agent/AGENTS.md -\necho {} >~/.my-agent/session.jsonl\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    servers = [
+        {"name": "scales", "transport": "stdio", "command": "python3", "args": ["s.py"], "env": {"UNIT": "kg"}},
+        {"name": "web", "transport": "streamable-http", "url": "https://a.org/mcp", "headers": {"X": "y"}},
+    ]
+    body = {"harness": "my_agent", "model_name": MODEL, "settings": {"api": "anthropic"}, "mcp_servers": servers}
+    agent = parse(
+        {
+            "task_id": "t",
+            "instruction": "Mend.\n",
+            "agent": body | {"instructions": "Speak plainly.\n"},
+            "runtime": {"network": "host"},
+        }
+    ).agent
+    launch = await set_up(runtime, access_to("http://proxy"), "Mend.\n", agent, BlobStore(tmp_path / "blobs"))
+    result = await runtime.exec(Exec(launch.command, env=dict(launch.env), stdin=str(launch.stdin)))
+    assert result.exit_code == 0, result.tail
+    begin, config, *rest = result.tail.replace("Speak", "\nSpeak", 1).splitlines()
+    assert (begin, rest) == (f"0 --model {MODEL}", ["Speak plainly.", "Mend."])
+    assert json.loads(config) == {
+        "base_url": "http://proxy",
+        "api": "anthropic",
+        "key_variable": "ANTHROPIC_API_KEY",
+        "limits": {"output": 32000},
+        "mcpServers": {
+            "scales": {"command": "python3", "args": ["s.py"], "env": {"UNIT": "kg"}},
+            "web": {"url": "https://a.org/mcp", "headers": {"X": "y"}},
+        },
+    }
+    assert await runtime.read_file(launch.keep["agent_transcript"], 10) == b"{}\n"
+    with pytest.raises(InputError, match="there are: max_tokens, api"):
+        harness_of(agent.model_copy(update={"settings": {"max_token": 1}}))
+    with pytest.raises(InputError, match="my_agent connects to no server by sse; it can by: stdio, streamable-http"):
+        harness_of(AgentSpec.model_validate(body | {"mcp_servers": [{"name": "a", "url": "http://a"}]}))
+
+
+def test_the_task_with_servers_skills_and_instructions_is_one() -> None:
+    task = parse(yaml.safe_load(EQUIPPED))
+    assert [server.transport for server in task.agent.mcp_servers] == ["stdio", "streamable-http"]
+    assert [skill.name for skill in task.agent.skills] == ["weighing"]
+
+
+def test_the_table_of_places_is_that_of_the_presets() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
+    shown = {name: (transports, skills, rules) for name, transports, skills, rules in rows if name in NAMES}
+
+    def place(path: str | None) -> str:
+        return f"`~/{path}`" if path else "–"
+
+    for name in NAMES:
+        harness = registry.load(registry.Kind.HARNESS, name)
+        transports = ", ".join(f"`{each}`" for each in getattr(harness, "mcp_transports", ())) or "–"
+        places = (place(getattr(harness, "skills_folder", None)), place(getattr(harness, "instructions_file", None)))
+        assert shown[name] == (transports, *places)
 
 
 def test_the_command_is_there() -> None:

@@ -81,11 +81,13 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "environment.storage_mb": ("runtime.storage_mb", 1024),
     "environment.gpus": ("runtime.gpus", 1),
     "environment.env": ("runtime.env", {"A": "b"}),
+    "environment.mcp_servers": ("agent.mcp_servers", [{"name": "a", "url": "http://a"}]),
+    "environment.skills_dir": ("agent.skills_path", "/skills"),
     "environment.workdir": ("runtime.workdir", "sub"),
 }
 UNBUILT = {
     "agent.user", "verifier.user", "verifier.environment_mode", "verifier.environment", "verifier.collect", "environment.os",
-    "environment.gpu_types", "environment.tpu", "environment.mcp_servers", "environment.skills_dir",
+    "environment.gpu_types", "environment.tpu",
     "environment.healthcheck", "multi_step_reward_strategy", "steps", "artifacts",
 }  # fmt: skip
 
@@ -183,6 +185,35 @@ def test_no_file_with_a_meaning_is_ignored(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("value", "field"), [("linux", "environment.os"), ("shared", "verifier.environment_mode")])
 def test_what_polar_does_anyway_is_neutral(tmp_path: Path, value: object, field: str) -> None:
     assert outcomes(mapped_task(tmp_path, nested(field, value)), field) == [Outcome.NEUTRAL]
+
+
+def test_mcp_servers_go_to_a_cli_that_connects_to_them(tmp_path: Path) -> None:
+    web = {
+        "name": "web",
+        "transport": "http",
+        "url": "https://a.org/mcp",
+        "headers": {"Authorization": "Bearer ${TOKEN}"},
+    }
+    local = {"name": "local", "transport": "stdio", "command": "python3", "args": ["/opt/server.py"]}
+    config: dict[str, Any] = {"environment": {"mcp_servers": [web, local]}}
+
+    def request(harness: str, **variables: str) -> Any:
+        template = {**IN_PLACE, "agent": {"harness": harness}}
+        return mapped_task(tmp_path, config, template, **variables).request()
+
+    first, second = request("claude_code", TOKEN="t-1").agent.mcp_servers
+    assert (first.transport, first.headers) == ("streamable-http", {"Authorization": "Bearer t-1"})
+    assert (second.command, second.args) == ("python3", ["/opt/server.py"])
+    refusal = request("claude_code")
+    assert (refusal.name, refusal.becomes) == (
+        "environment.mcp_servers",
+        "Authorization needs a value for ${TOKEN}; give it by --env TOKEN",
+    )
+    refusal = request("pi", TOKEN="t-1")
+    assert refusal.name == "agent.mcp_servers.0"
+    assert "pi connects to no MCP servers" in refusal.becomes
+    config["environment"]["network_mode"] = "no-network"
+    assert "reached" in request("claude_code", TOKEN="t-1").becomes
 
 
 def test_a_template_takes_the_place_of_what_cannot_be_done(tmp_path: Path) -> None:

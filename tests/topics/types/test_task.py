@@ -88,6 +88,25 @@ def test_uploads_need_content_once_a_task_was_submitted(name: str) -> None:
     assert parse(json.loads(task.canonical())).runtime == task.runtime
 
 
+SERVED = {"harness": "claude_code"}
+LOCAL_SERVER: dict[str, Any] = {"name": "x", "transport": "stdio", "command": "python3"}
+WEB_SERVER: dict[str, Any] = {"name": "web", "url": "https://tools.example:8443/mcp"}
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        {"network": "host"},
+        {"backend": "process"},
+        {"network": "allowlist", "allowed_hosts": ["*.example", "tools.example:8443"]},
+    ],
+)
+def test_an_mcp_server_that_the_sandbox_reaches_is_taken(runtime: dict[str, Any]) -> None:
+    task = parse(BODY | {"agent": SERVED | {"mcp_servers": [LOCAL_SERVER, WEB_SERVER]}, "runtime": runtime})
+    assert [server.name for server in task.agent.mcp_servers] == ["x", "web"]
+    assert parse(json.loads(task.canonical())) == task
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -110,7 +129,63 @@ def test_uploads_need_content_once_a_task_was_submitted(name: str) -> None:
             {"agent": {"harness": "shel", "custom_shell": {"command": "x"}}},
             "agent.harness: no such harness; there are: ",
         ),
-        ({"agent": {"harness": "pi", "mcp_servers": [{"name": "x"}]}}, "agent: mcp_servers isn't built yet"),
+        (
+            {"agent": {"harness": "pi", "mcp_servers": [LOCAL_SERVER]}},
+            "agent.mcp_servers.0: pi connects to no MCP servers; leave them out, or name a harness that does",
+        ),
+        (
+            {"agent": {"harness": "mini_swe_agent", "mcp_servers": [LOCAL_SERVER]}},
+            "agent.mcp_servers.0: mini_swe_agent connects to no MCP servers",
+        ),
+        (
+            {"agent": {"harness": "shell", "custom_shell": {"command": "x"}, "mcp_servers": [LOCAL_SERVER]}},
+            "agent.mcp_servers.0: shell connects to no MCP servers",
+        ),
+        (
+            {"agent": {"harness": "codex", "mcp_servers": [WEB_SERVER]}, "runtime": {"network": "host"}},
+            "agent.mcp_servers.0: codex connects to no server by sse; it can by: stdio, streamable-http",
+        ),
+        (
+            {"agent": SERVED | {"mcp_servers": [{"name": "x"}]}},
+            "agent.mcp_servers.0: url is needed where transport is 'sse'",
+        ),
+        (
+            {"agent": SERVED | {"mcp_servers": [{"name": "x", "command": "y"}]}},
+            "agent.mcp_servers.0: url is needed where transport is 'sse'; for a command, give transport: stdio",
+        ),
+        (
+            {"agent": SERVED | {"mcp_servers": [LOCAL_SERVER | {"headers": {"A": "b"}}]}},
+            "agent.mcp_servers.0: headers doesn't go with transport 'stdio'",
+        ),
+        ({"agent": SERVED | {"mcp_servers": [LOCAL_SERVER | {"name": "a b"}]}}, "agent.mcp_servers.0.name: "),
+        ({"agent": SERVED | {"mcp_servers": [LOCAL_SERVER | {"cmd": "a"}]}}, "agent.mcp_servers.0.cmd: no such field"),
+        (
+            {"agent": SERVED | {"mcp_servers": [WEB_SERVER | {"url": "a.org"}]}},
+            "agent.mcp_servers.0.url: must be an http",
+        ),
+        (
+            {"agent": SERVED | {"mcp_servers": [WEB_SERVER | {"url": "http://me:secret@a"}]}},
+            "agent.mcp_servers.0.url: must hold no user or password",
+        ),
+        (
+            {"agent": SERVED | {"mcp_servers": [WEB_SERVER | {"headers": {"A": "b\nc"}}]}},
+            "agent.mcp_servers.0.headers.A: ",
+        ),
+        (
+            {"agent": SERVED | {"mcp_servers": [LOCAL_SERVER, LOCAL_SERVER]}},
+            "agent: mcp_servers has 2 servers with the name 'x'",
+        ),
+        (
+            {"agent": SERVED | {"mcp_servers": [WEB_SERVER]}},
+            "task: agent.mcp_servers: web is at https://tools.example:8443/mcp, and with runtime.network 'proxy_only' nothing but the",
+        ),
+        (
+            {
+                "agent": SERVED | {"mcp_servers": [WEB_SERVER]},
+                "runtime": {"network": "allowlist", "allowed_hosts": ["tools.example"]},
+            },
+            "task: agent.mcp_servers: web is at https://tools.example:8443/mcp; add tools.example:8443 to runtime.allowed_hosts",
+        ),
         ({"runtime": {"backend": "vm"}}, "runtime.backend: no such runtime; there are: "),
         ({"runtime": {"backend": "process", "cpus": 2}}, "runtime: cpus=2.0 can't be kept"),
         ({"runtime": {"allow_internet": False}}, "runtime: allow_internet=False can't be kept"),

@@ -1,0 +1,152 @@
+"""Harnesses that are data: the class of a harness is made of its preset, a TOML file (`preset.py`).
+
+The file's name is the harness's. Polar's own files lie beside their modules here; a user's lie in the folder of POLAR_PRESETS, each with
+the lock of its package beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from consumers.harnesses import preset as presets
+from consumers.harnesses.base import Launch, Tokens, checked_settings
+from consumers.harnesses.cli import LOCKS, Cli, CliHarness
+from consumers.harnesses.npm import NpmCli
+from consumers.harnesses.preset import Preset
+from consumers.harnesses.pypi import PypiCli
+from consumers.harnesses.settings_file import encoded
+from consumers.harnesses.templates import filled
+from consumers.runtimes.base import ModelAccess, Runtime
+from consumers.stages.artifacts import TRANSCRIPT
+from topics.types.mcp import McpServer
+from topics.types.task import AgentSpec
+
+
+class Prepared:
+    """How a preset's program is set up; see `base.Harness`."""
+
+    preset: ClassVar[Preset]
+    _settings: Any
+    _servers: list[McpServer]
+
+    def _program(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
+        preset, home = self.preset, runtime.home
+        values = {
+            "model": model.model_name,
+            "proxy_url": model.proxy_url,
+            "home": str(home),
+            "workspace": str(runtime.workspace),
+            "instruction_file": str(instruction),
+            **self._setting_values(),
+        }
+        for file in preset.files:
+            content = filled(file.content, values)
+            if preset.mcp is not None and preset.mcp.file == file.path and self._servers:
+                content[preset.mcp.key] = {server.name: self._server(server) for server in self._servers}
+            await runtime.write_file(home / file.path, encoded(content, file.format))
+        return Launch(
+            (*self._program(), *map(str, filled(list(preset.arguments), values))),
+            env={name: str(value) for name, value in filled(preset.env, values).items()},
+            stdin=instruction,
+            keep={TRANSCRIPT: home / preset.transcript} if preset.transcript else {},
+        )
+
+    def _setting_values(self) -> dict[str, Any]:
+        """By placeholder."""
+        found: dict[str, Any] = {}
+        for name, setting in self.preset.settings.items():
+            chosen = found[f"settings.{name}"] = getattr(self._settings, name)
+            texts = (setting.choices or {}).get(chosen, {})
+            found |= {f"settings.{name}.{each}": text for each, text in texts.items()}
+        return found
+
+    def _server(self, server: McpServer) -> Any:
+        assert self.preset.mcp is not None, "a task with servers is refused otherwise"
+        fields = server.model_dump()
+        line = [server.command, *server.args]
+        return filled(self.preset.mcp.templates[server.transport], {**fields, "command_line": line})
+
+
+class InstalledData(Prepared, CliHarness[Any]):
+    """A preset whose CLI Polar installs."""
+
+    @property
+    def registry_name(self) -> str:
+        return self.cli.name
+
+    def _program(self) -> tuple[str, ...]:
+        return self.cli.command()
+
+
+class FoundData(Prepared):
+    """A preset whose program is in the sandbox."""
+
+    settings_type: ClassVar[type[Any]]
+    tools: ClassVar[tuple[Path, ...]] = ()
+
+    def __init__(self, agent: AgentSpec) -> None:
+        self._settings = checked_settings(agent, self.settings_type)
+        self._servers = agent.mcp_servers
+
+    async def install(self) -> None:
+        """Nothing to install."""
+
+    def _program(self) -> tuple[str, ...]:
+        assert self.preset.program is not None, "checked"
+        return (self.preset.program,)
+
+
+def harness_class(path: Path, locks: Path | None = None) -> type[Any]:
+    """The class of a preset's file. `locks`: the folder with its lock; None: the file's own. Raises InputError."""
+    preset = presets.read(path)
+    found: dict[str, Any] = {
+        "preset": preset,
+        "settings_type": _settings_type(preset),
+        "mcp_transports": tuple(preset.mcp.templates) if preset.mcp else (),
+        "skills_folder": preset.skills_folder,
+        "instructions_file": preset.instructions_file,
+        "__doc__": f"The harness of {path}.",
+    }
+    if preset.install is None:
+        return type(path.stem, (FoundData,), found)
+    return type(path.stem, (InstalledData,), {**found, "cli": _cli(path.stem, preset.install, locks or path.parent)})
+
+
+def own_harness(module_file: str) -> type[Any]:
+    """The class of one of Polar's own presets, whose file lies beside its module."""
+    return harness_class(Path(module_file).with_suffix(".toml"), LOCKS)
+
+
+def _cli(name: str, install: presets.Install, locks: Path) -> Cli:
+    if install.npm is not None:
+        assert install.program is not None, "checked"
+        return NpmCli(
+            name=name, package=install.npm, version=install.version, program=install.program,
+            megabytes=install.megabytes, locks=locks,
+        )  # fmt: skip
+    assert install.pypi is not None, "checked"
+    assert install.module is not None, "checked"
+    return PypiCli(
+        name=name, package=install.pypi, version=install.version, beside=install.beside, module=install.module,
+        megabytes=install.megabytes, locks=locks,
+    )  # fmt: skip
+
+
+def _settings_type(preset: Preset) -> type[msgspec.Struct]:
+    """The struct of what a task may set."""
+    fields: list[tuple[str, Any, Any]] = [
+        (name, _choice(setting) if setting.choices else Tokens, setting.default)
+        for name, setting in preset.settings.items()
+    ]
+    return msgspec.defstruct("Settings", fields, frozen=True)
+
+
+def _choice(setting: presets.Setting) -> Any:
+    literal: Any = Literal
+    return literal[tuple(setting.choices or ())]

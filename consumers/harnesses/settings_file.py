@@ -1,0 +1,32 @@
+"""The bytes of a CLI's settings file, as JSON or TOML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Format = Literal["json", "toml"]
+
+
+def encoded(content: Mapping[str, Any], form: Format) -> bytes:
+    """`content`: texts, numbers, booleans, lists, and mappings of such with text as keys."""
+    if form == "json":
+        return json.dumps(content).encode()
+    return "".join(f"{toml_text(key)} = {_toml(value)}\n" for key, value in content.items()).encode()
+
+
+def toml_text(value: str) -> str:
+    """A basic string of TOML 1.0: one of JSON in which surrogates aren't escaped, and DEL is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, str):
+        return toml_text(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{toml_text(key)} = {_toml(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)  # a number or a boolean, which both languages write alike
