@@ -1,0 +1,70 @@
+"""The twelve tasks of examples/swe: their reference solutions get 1.0; nothing, and what breaks a test, get 0.0. In cells, without images."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from consumers.runtimes.base import RuntimeBackend
+from tests.examples.swe import NAMES, TASKS, evaluated, imported, solution
+from topics.environment import registry
+
+ALWAYS = ("durations", "glyphs")
+"""The other tasks are of tier hard: Go builds its standard library in each new home."""
+RUNS = {"solve.sh": 1.0, "breaking.sh": 0.0, "": 0.0}
+PROGRAMS = {"go": ("go", "/usr/local/go/bin/go"), "c": ("gcc",)}
+"""Programs of a language, one of which must be there; Polar's own environment has Python and node."""
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> RuntimeBackend:
+    made: RuntimeBackend = registry.load(registry.Kind.RUNTIME, "cell")(tmp_path / "runtimes")
+    return made
+
+
+def language(name: str) -> str:
+    return (TASKS / name / "task.toml").read_text().partition('language = "')[2].partition('"')[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        pytest.param(name, file, marks=pytest.mark.contract if name in ALWAYS else pytest.mark.hard, id=f"{name} {file or 'nothing'}")
+        for name in NAMES
+        for file in RUNS
+    ],
+)
+async def test_a_task_gives_the_reward_of_what_the_run_did(
+    backend: RuntimeBackend, tmp_path: Path, name: str, file: str
+) -> None:
+    programs = PROGRAMS.get(language(name))
+    if programs is not None and not any(map(shutil.which, programs)):
+        pytest.skip(f"{name} needs one of {programs}")
+    verdict = await evaluated(backend, tmp_path, imported(name, "host.yaml"), solution(name, file) if file else "true")
+    output = verdict.artifacts.get("evaluation_output", b"").decode()
+    assert verdict.reward == RUNS[file], output
+    if file == "breaking.sh":
+        broken = output.partition("not passed: ")[2]
+        assert any(test in broken for test in tests_of(name, "pass_to_pass")), output
+
+
+def tests_of(name: str, which: str) -> list[str]:
+    return (TASKS / name / "tests" / f"{which}.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_is_whole_and_can_run_with_and_without_its_image(name: str) -> None:
+    with_image, without = imported(name, "image.yaml"), imported(name, "host.yaml")
+    assert (with_image.evaluator.strategy, without.evaluator.strategy) == ("harbor", "script")
+    assert with_image.runtime.image
+    assert without.runtime.image is None
+    assert with_image.instruction == without.instruction
+    assert tests_of(name, "fail_to_pass")
+    assert tests_of(name, "pass_to_pass")
+
+
+def test_there_are_three_tasks_in_each_of_four_languages() -> None:
+    found = sorted(map(language, NAMES))
+    assert found == sorted(["c", "go", "javascript", "python"] * 3)
