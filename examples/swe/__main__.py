@@ -2,9 +2,9 @@
 
     python -m examples.swe [--data DIR] [--task NAME …] [--harness NAME …] [--samples N] [--engine URL --model NAME]
 
-Without --engine the scripted engine answers (`scripts.py`), and sample 0 of each task applies the reference solution, sample 1 does nothing, and
-sample 2 breaks a test: rewards 1 0 0. Everything is done by commands that anyone has: `polar up`, `polar tasks import`, `polar submit`,
-`polar trajectories`. Exit code 0: all rewards are there, and with the scripted engine they are 1 0 0.
+Without --engine the scripted engine answers (`scripts.py`): sample 0 of each task applies the reference solution, sample 1 does nothing,
+and sample 2 breaks a test, so the rewards are 1 0 0. Everything is done by commands that anyone has: `polar up`, `polar tasks import`,
+`polar submit`, `polar trajectories`. Exit code 0: all rewards are there, and with the scripted engine they are 1 0 0.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def main() -> int:
     if len(every) != len(tasks) * options.samples or None in every:
         print(f"swe: {every.count(None)} sessions have no reward; `polar show` tells why")
         return 1
-    if options.engine is None and any(samples != SCRIPTED[: options.samples] for row in rewards.values() for samples in row):
+    if options.engine is None and any(
+        samples != SCRIPTED[: options.samples] for row in rewards.values() for samples in row
+    ):
         print(f"swe: the scripts mean the rewards {SCRIPTED[: options.samples]} for each task and harness")
         return 1
     return 0
@@ -67,7 +69,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.swe", description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path(".polar-swe"), help="data folder; default: .polar-swe")
     parser.add_argument("--task", action="append", choices=NAMES, metavar="NAME", help="only this task; repeatable")
-    parser.add_argument("--harness", action="append", metavar="NAME", help=f"default: {' and '.join(TOOLS)}; repeatable")
+    parser.add_argument(
+        "--harness", action="append", metavar="NAME", help=f"default: {' and '.join(TOOLS)}; repeatable"
+    )
     parser.add_argument("--samples", type=int, help=f"of each task and harness; default: {len(VARIANTS)}")
     parser.add_argument("--engine", metavar="URL", help="a vLLM in place of the scripted engine")
     parser.add_argument("--model", metavar="NAME", help="its model, where it serves several")
@@ -76,7 +80,9 @@ def arguments() -> argparse.Namespace:
     options.harness = options.harness or list(TOOLS)
     options.samples = options.samples or len(VARIANTS)
     if options.engine is None and (unknown := set(options.harness) - TOOLS.keys()):
-        parser.error(f"--harness {min(unknown)}: the scripts know the tools of {' and '.join(TOOLS)} alone; give --engine URL")
+        parser.error(
+            f"--harness {min(unknown)}: the scripts know the tools of {' and '.join(TOOLS)} alone; give --engine URL"
+        )
     if options.engine is None and options.samples > len(VARIANTS):
         parser.error(f"--samples {options.samples}: the scripts have {len(VARIANTS)} variants of each task")
     return options
@@ -101,7 +107,10 @@ def task_id(name: str, harness: str, run: str) -> str:
 
 @contextmanager
 def system(options: argparse.Namespace) -> Iterator[Callable[[], None]]:
-    """`polar up`, until the block's end. Yields a check that raises ProgramError once it has ended; so does a system that doesn't come up."""
+    """`polar up`, until the block's end. Yields a check that raises ProgramError once it has ended.
+
+    Raises ProgramError if it doesn't come up.
+    """
     ready = options.data / "swe.ready"
     ready.unlink(missing_ok=True)
     up = ["up", "--data", str(options.data), "--ready-file", str(ready)]
@@ -144,9 +153,7 @@ def rewards_of(
     """By task, for each harness the rewards of its samples in their order."""
     found = {(one["task_id"], one["sample_index"]): one["reward"] for one in trajectories}
     return {
-        name: [
-            [found[key] for key in sorted(found) if key[0] == task_id(name, harness, run)] for harness in harnesses
-        ]
+        name: [[found[key] for key in sorted(found) if key[0] == task_id(name, harness, run)] for harness in harnesses]
         for name in tasks
     }
 

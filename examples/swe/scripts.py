@@ -1,7 +1,7 @@
 """What the scripted engine says for the tasks of this folder, in the format of polar/scripted/README.md.
 
-Sample i of a task plays variant i: `gold` applies the reference solution, `nothing` looks and gives up, `breaking` does the work and breaks a
-test that passed before. Each is ordered through the harness's own tool, which carries it out.
+Sample i of a task plays variant i: `gold` applies the reference solution, `nothing` looks and gives up, `breaking` does the work and breaks
+a test that passed before. Each is ordered through the harness's own tool, which carries it out.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ async def evaluated(backend: RuntimeBackend, folder: Path, task: TaskRequest, co
     blobs = BlobStore(folder / "blobs")
     task = submitted(task, blobs)
     evaluator = registry.load(registry.Kind.EVALUATOR, task.evaluator.strategy)(task.evaluator.config)
-    made = await backend.create(Labels("polar", f"{task.task_id}.0", 1, claim()), task.runtime, steps(task.runtime.prepare, blobs))
+    made = await backend.create(
+        Labels("polar", f"{task.task_id}.0", 1, claim()), task.runtime, steps(task.runtime.prepare, blobs)
+    )
     try:
         if hasattr(evaluator, "keep"):
             await evaluator.keep(made)

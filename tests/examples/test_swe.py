@@ -1,4 +1,4 @@
-"""The twelve tasks of examples/swe: their reference solutions get 1.0; nothing, and what breaks a test, get 0.0. In cells, without images."""
+"""The twelve tasks of examples/swe, in cells: reference solutions get 1.0; nothing, and what breaks a test, get 0.0."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ def language(name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "file"),
     [
-        pytest.param(name, file, marks=pytest.mark.contract if name in ALWAYS else pytest.mark.hard, id=f"{name} {file or 'nothing'}")
+        pytest.param(
+            name,
+            file,
+            marks=pytest.mark.contract if name in ALWAYS else pytest.mark.hard,
+            id=f"{name} {file or 'nothing'}",
+        )
         for name in NAMES
         for file in RUNS
     ],
