@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import tomllib
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from consumers.evaluators.base import Case, Verdict
@@ -25,6 +28,10 @@ TASKS = ROOT / "tasks"
 NAMES = sorted(folder.name for folder in TASKS.iterdir())
 AGENT = {"agent": {"harness": "shell", "custom_shell": {"command": "true"}}}
 COMMAND_S = 300.0
+RUNS = {"solve.sh": 1.0, "breaking.sh": 0.0, "": 0.0}
+"""The reward of a run, by the file of a task's `solution/` that it is; an empty name: it does nothing."""
+PROGRAMS = {"go": ("go", "/usr/local/go/bin/go"), "c": ("gcc",)}
+"""Programs of a language, one of which must be there; Polar's own environment has Python and node."""
 
 
 def imported(name: str, template: str) -> TaskRequest:
@@ -39,6 +46,19 @@ def imported(name: str, template: str) -> TaskRequest:
 def solution(name: str, file: str = "solve.sh") -> str:
     """The command of a reference solution, or of the one that breaks a test (`breaking.sh`)."""
     return (TASKS / name / "solution" / file).read_text()
+
+
+def language(name: str) -> str:
+    """The language of a task."""
+    found: str = tomllib.loads((TASKS / name / "task.toml").read_text())["metadata"]["language"]
+    return found
+
+
+def skip_without_programs(name: str) -> None:
+    """Skip the test if this machine lacks what the task's language needs."""
+    programs = PROGRAMS.get(language(name))
+    if programs is not None and not any(map(shutil.which, programs)):
+        pytest.skip(f"{name} needs one of {programs}")
 
 
 async def evaluated(backend: RuntimeBackend, folder: Path, task: TaskRequest, command: str) -> Verdict:

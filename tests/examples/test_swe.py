@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from consumers.runtimes.base import RuntimeBackend
-from tests.examples.swe import NAMES, TASKS, evaluated, imported, solution
-from topics.environment import registry
+from tests.examples.swe import NAMES, RUNS, TASKS, evaluated, imported, language, skip_without_programs, solution
 
 ALWAYS = ("durations", "glyphs")
 """The other tasks are of tier hard: Go builds its standard library in each new home."""
-RUNS = {"solve.sh": 1.0, "breaking.sh": 0.0, "": 0.0}
-PROGRAMS = {"go": ("go", "/usr/local/go/bin/go"), "c": ("gcc",)}
-"""Programs of a language, one of which must be there; Polar's own environment has Python and node."""
-
-
-@pytest.fixture
-def backend(tmp_path: Path) -> RuntimeBackend:
-    made: RuntimeBackend = registry.load(registry.Kind.RUNTIME, "cell")(tmp_path / "runtimes")
-    return made
-
-
-def language(name: str) -> str:
-    return (TASKS / name / "task.toml").read_text().partition('language = "')[2].partition('"')[0]
-
 
 @pytest.mark.parametrize(
     ("name", "file"),
@@ -44,9 +28,7 @@ def language(name: str) -> str:
 async def test_a_task_gives_the_reward_of_what_the_run_did(
     backend: RuntimeBackend, tmp_path: Path, name: str, file: str
 ) -> None:
-    programs = PROGRAMS.get(language(name))
-    if programs is not None and not any(map(shutil.which, programs)):
-        pytest.skip(f"{name} needs one of {programs}")
+    skip_without_programs(name)
     verdict = await evaluated(backend, tmp_path, imported(name, "host.yaml"), solution(name, file) if file else "true")
     output = verdict.artifacts.get("evaluation_output", b"").decode()
     assert verdict.reward == RUNS[file], output

@@ -18,7 +18,6 @@ import pytest
 
 from consumers.runtimes.base import RuntimeBackend
 from tests.examples.swe import TASKS, evaluated, imported, solution
-from topics.environment import registry
 
 pytestmark = pytest.mark.contract
 
@@ -44,12 +43,6 @@ for folder in ~/bin ~/.local/bin bin .venv/bin; do
 done
 echo 'export PATH=$PWD/bin:$HOME/bin:$PATH' | tee ~/.bashrc ~/.profile >~/.bash_profile
 """
-
-
-@pytest.fixture
-def backend(tmp_path: Path) -> RuntimeBackend:
-    made: RuntimeBackend = registry.load(registry.Kind.RUNTIME, "cell")(tmp_path / "runtimes")
-    return made
 
 
 def written(path: str, text: str) -> str:
