@@ -47,6 +47,11 @@ EVALUATE_S = 1800
 SOLUTION_FIELD = "patch"
 TEST_FILES = "test_files"
 """A field that templates can name: the files of the test patch that are tests, as arguments of a command."""
+TEXTS = (
+    *("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch", "test_command", "parser"),
+    *("image", "eval_script", "log_parser", "image_name", "repo_name", "docker_image"),
+)
+"""Fields whose value is text."""
 NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
 """Ends of names of files that are no tests (swebench 5.0.2, harness/constants)."""
 FORGET = """\
@@ -142,7 +147,7 @@ class _Mapping:
             return
         elif value in rule.neutral:
             self._found(name, value, Outcome.NEUTRAL, "what Polar does anyway")
-        elif replacing := next(filter(None, map(self._in_template, rule.replaced_by)), None):
+        elif replacing := self._replacing(rule):
             self._found(name, _shown(name, value), Outcome.REPLACED, f"the template has {replacing}")
         elif rule.outcome is Outcome.CARRIED:
             self._carry(name, value, rule)
@@ -161,6 +166,8 @@ class _Mapping:
     def _carry(self, name: str, value: Any, rule: Rule) -> None:
         target = rule.becomes
         try:
+            if name in TEXTS and not isinstance(value, str):
+                raise ValueError("must be text")  # noqa: TRY004
             match name:
                 case "instance_id":
                     put(self._body, f"{MARK}.instance_id", value)
@@ -189,6 +196,9 @@ class _Mapping:
     def _complete(self) -> None:
         """What no single field decides: the sandbox, and how the tests run."""
         if self._format is RowFormat.PLAIN:
+            if self._in_template(INSTRUCTION) is None:
+                reason = "a row of no known format needs one in the template, like instruction: '{{question}}'"
+                self._found(INSTRUCTION, None, Outcome.REFUSED, reason)
             return
         try:
             has_image = self._place()
@@ -204,9 +214,9 @@ class _Mapping:
     def _place(self) -> bool:
         """The image and the repository. Whether the row's dataset made the image, which then has its own places."""
         repo = self._fields.get("repo")
-        if repo in self._options.repositories.places:
+        if isinstance(repo, str) and repo in self._options.repositories.places:
             try:
-                actions = self._options.repositories.prepare(str(repo), self._fields.get("base_commit"))
+                actions = self._options.repositories.prepare(repo, self._fields.get("base_commit"))
             except ValueError as error:
                 raise _RefusedError("base_commit", self._fields.get("base_commit"), str(error)) from None
             self._prepare = [*actions, *self._prepare]
@@ -321,6 +331,11 @@ class _Mapping:
                 "would show the agent the solution or the tests; only evaluator and runtime.eval_prepare may name it"
             )
             raise InputError("--template", f"{{{{{name}}}}}", reason)
+
+    def _replacing(self, rule: Rule) -> str | None:
+        """The template's field in the place of what the rule is about. The row's own evaluator replaces nothing."""
+        given = filter(None, map(self._in_template, rule.replaced_by))
+        return next((one for one in given if one != STRATEGY or at(self._template, one) != self._strategy), None)
 
     def _in_template(self, field: str) -> str | None:
         """The field, if the template has a value for it that is no mapping."""

@@ -107,7 +107,7 @@ FIELDS: Mapping[RowFormat, Mapping[str, Rule]] = {
         "instance_id": _carried("task_id"),
         **_marked("repo"),
         "image_name": _carried(IMAGE),
-        "patch": _carried("runtime.prepare", "runtime.image"),
+        "patch": Rule(Outcome.CARRIED, "runtime.prepare"),
         "problem_statement": _carried(INSTRUCTION),
         **_TESTS,
         "created_at": _neutral(_HISTORY),

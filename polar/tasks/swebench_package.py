@@ -26,10 +26,10 @@ def test_run(fields: Mapping[str, Any]) -> tuple[str, str]:
             f"where you import ({install_command('swebench')}), take rows of SWE-bench 5, which have eval_script, or give "
             "evaluator.config.test_command in the template"
         ) from None
-    repo = fields["repo"]
-    if repo in FAIL_ONLY_REPOS:
-        raise ValueError(f"the tests of {repo} report failures alone, so a run that never began would pass")
     try:
+        repo = fields["repo"]
+        if repo in FAIL_ONLY_REPOS:
+            raise ValueError(f"the tests of {repo} report failures alone, so a run that never began would pass")
         specs = MAP_REPO_VERSION_TO_SPECS[repo][fields["version"]]
         lines = make_eval_script_list(
             specs, fields, ENVIRONMENT, REPOSITORY, fields["base_commit"], fields["test_patch"]

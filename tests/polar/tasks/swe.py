@@ -40,6 +40,39 @@ FIXED = BROKEN.replace("a * b", "a**b")
 AGENT: Mapping[str, Any] = {"agent": {"harness": "shell", "custom_shell": {"command": "true"}}}
 
 
+TEST_PATCH = """\
+diff --git a/tests/test_calc.py b/tests/test_calc.py
+--- a/tests/test_calc.py
++++ b/tests/test_calc.py
+@@ -1 +1 @@
+-old
++new
+diff --git a/tests/data.json b/tests/data.json
+new file mode 100644
+--- /dev/null
++++ b/tests/data.json
+@@ -0,0 +1 @@
++{}
+"""
+
+
+def a_row(**fields: Any) -> dict[str, Any]:
+    """A row of SWE-bench 4, of no repository that there is. A field that is None is left out."""
+    row = {
+        "instance_id": "mine__calc-1",
+        "repo": REPO,
+        "version": "1.0",
+        "base_commit": "a" * 40,
+        "problem_statement": "power(2, 3) is 6.",
+        "patch": "diff --git a/calc.py b/calc.py\n",
+        "test_patch": TEST_PATCH,
+        "FAIL_TO_PASS": json.dumps(FAIL_TO_PASS),
+        "PASS_TO_PASS": json.dumps(PASS_TO_PASS),
+        **fields,
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
 def git(folder: Path, *arguments: str) -> str:
     settings = ("-c", "user.name=n", "-c", "user.email=e@localhost", "-c", "init.defaultBranch=trunk")
     ended = subprocess.run(
