@@ -21,7 +21,7 @@ from polar.tasks import mapping, repositories, task_sets
 from polar.tasks.harbor_mapping import Finding, Mapped
 from polar.tasks.harbor_rules import Outcome
 from polar.tasks.repositories import Repositories
-from polar.tasks.row_mapping import RowOptions
+from polar.tasks.row_options import RowOptions
 from polar.tasks.rows import Row
 from polar.tasks.task_sets import Condition, Found, Member, Selection, Task
 from polar.tasks.templates import TASK_FOLDER, with_sources
@@ -125,16 +125,19 @@ def list_tasks(
 
 def _row(member: Found, task: Task, options: RowOptions) -> dict[str, Any]:
     mapped = mapping.mapped(member, task, {}, options=options)
-    is_row = isinstance(task, Row)
+    agent_s: float | None = None
+    if isinstance(task, Row):
+        metadata = mapped.body.get("metadata", {}).get("swe")
+    else:
+        agent_s = task.config.agent.timeout_sec
+        metadata = task.config.model_dump(mode="json", include={"metadata"})["metadata"]
     return {
         "name": member.name,
         "task_id": mapped.body["task_id"],
         "dataset": member.dataset,
         "folder": str(member.folder) if isinstance(member, Member) else None,
-        "agent_s": None if is_row else task.config.agent.timeout_sec,
-        "metadata": mapped.body.get("metadata", {}).get("swe")
-        if is_row
-        else task.config.model_dump(mode="json", include={"metadata"})["metadata"],
+        "agent_s": agent_s,
+        "metadata": metadata,
         "refused": [finding.name for finding in mapped.refusals],
     }
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polar.tasks import harbor_mapping, row_mapping
+from polar.tasks import harbor_mapping
 from polar.tasks.harbor_folder import HarborTask
 from polar.tasks.harbor_mapping import Mapped
-from polar.tasks.row_mapping import RowOptions
+from polar.tasks.row_options import RowOptions
 from polar.tasks.rows import Row
 from polar.tasks.task_sets import Found, Member
 from topics.types.errors import InputError
@@ -26,6 +26,9 @@ def mapped(
     if isinstance(task, Row):
         if variables:
             raise InputError("--env", ", ".join(variables), "rows have no ${VAR}; give runtime.env in the template")
+        # Here, since it knows evaluators, and the command line starts without them.
+        from polar.tasks import row_mapping
+
         return row_mapping.mapped(task, member.name, template, options)
     assert isinstance(member, Member), "a Harbor task's member"
     if options.image is not None or options.repositories.places or options.ignored:

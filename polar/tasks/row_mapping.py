@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from consumers.evaluators import test_patch
@@ -21,7 +19,7 @@ from polar.tasks import eval_script, swebench_package
 from polar.tasks.harbor_mapping import Finding, Mapped, task_id
 from polar.tasks.harbor_rules import Outcome, Rule
 from polar.tasks.placeholders import filled, names
-from polar.tasks.repositories import Repositories
+from polar.tasks.row_options import RowOptions
 from polar.tasks.row_rules import (
     CONFIG,
     FIELDS,
@@ -87,17 +85,6 @@ ln -s /opt/r2e-venv .venv
 """
 """The tests' places are R2E-Gym's own (r2egym, agenthub/runtime/docker.py). Outside of the workspace, programs are as `prepare` left them
 in the evaluation."""
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """What an import says about rows, beside the template."""
-
-    image: str | None = None
-    """The name of each row's image, with `{{field}}` places."""
-    repositories: Repositories = field(default_factory=lambda: Repositories({}, Path()))
-    ignored: Collection[str] = ()
-    """Fields that change nothing, by the user's word."""
 
 
 def mapped(row: Row, name: str, template: Mapping[str, Any], options: RowOptions) -> Mapped:

@@ -12,7 +12,7 @@ import yaml
 
 from polar.tasks import row_mapping
 from polar.tasks.harbor_rules import FIELDS, FILES, Outcome, Rule
-from polar.tasks.row_mapping import RowOptions
+from polar.tasks.row_options import RowOptions
 from polar.tasks.rows import Row
 from tests.polar.tasks import swe
 from tests.polar.tasks.row_table import table

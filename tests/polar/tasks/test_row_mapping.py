@@ -14,7 +14,7 @@ from polar.tasks import row_mapping
 from polar.tasks.harbor_mapping import Finding, Mapped
 from polar.tasks.placeholders import filled, names
 from polar.tasks.repositories import Repositories
-from polar.tasks.row_mapping import RowOptions
+from polar.tasks.row_options import RowOptions
 from polar.tasks.row_rules import FIELDS, RowFormat, recognised
 from polar.tasks.rows import Row
 from tests.polar.tasks import swe
