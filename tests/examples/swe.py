@@ -15,8 +15,7 @@ import yaml
 from consumers.evaluators.base import Case, Verdict
 from consumers.runtimes.base import Exec, Labels, RuntimeBackend
 from consumers.runtimes.prepare import prepare, steps
-from polar.tasks import task_sets
-from polar.tasks.harbor_mapping import mapped
+from polar.tasks import mapping, task_sets
 from tests.uploading import submitted
 from topics.environment import registry
 from topics.environment.blobs import BlobStore
@@ -38,7 +37,7 @@ def imported(name: str, template: str) -> TaskRequest:
     """A task as `polar tasks import` makes it with a template of examples/swe."""
     base: Mapping[str, Any] = yaml.safe_load((ROOT / template).read_text()) | AGENT
     (member,) = [one for one in task_sets.members(TASKS, None) if one.name == name]
-    request = mapped(member, member.read(), base).request()
+    request = mapping.mapped(member, member.read(), base).request()
     assert isinstance(request, TaskRequest), request
     return request
 
