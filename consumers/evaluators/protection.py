@@ -52,7 +52,7 @@ STEP_S = 60.0
 SETTINGS_LIMIT = 1024 * 1024
 """Bytes of a file with settings. A larger one counts as changed."""
 
-_STORE = PurePosixPath(".polar", "protected.tar")
+STORE = PurePosixPath(".polar", "protected.tar")
 """Below the home."""
 _CACHE = "__pycache__"
 _PACKAGE = "__init__.py"
@@ -129,7 +129,7 @@ async def keep(runtime: Runtime, paths: Sequence[str]) -> None:
         result = await _run(runtime, _KEEP, FILES=sorted(files))
         if result.exit_code != 0:
             raise ObstructedError(result.output_end)
-        if len(await runtime.read_file(runtime.home / _STORE, LOG_LIMIT + 1)) > LOG_LIMIT:
+        if len(await runtime.read_file(runtime.home / STORE, LOG_LIMIT + 1)) > LOG_LIMIT:
             raise ObstructedError(f"they exceed {LOG_LIMIT} bytes")
     except ObstructedError as error:
         raise InputError(FIELD, paths, f"the protected files can't be stored: {error}") from None
@@ -183,8 +183,8 @@ async def _found(runtime: Runtime, paths: Sequence[str]) -> tuple[set[str], Pure
 
 async def _run(runtime: Runtime, script: str, **lists: Sequence[str]) -> ExecResult:
     """Run a script with the store's path and with files of paths, each with a zero byte behind it, in variables."""
-    folder = runtime.home / _STORE.parent / secrets.token_hex(8)
-    env = {"STORE": str(runtime.home / _STORE), "WORKSPACE": str(runtime.workspace), "LC_ALL": "C"}
+    folder = runtime.home / STORE.parent / secrets.token_hex(8)
+    env = {"STORE": str(runtime.home / STORE), "WORKSPACE": str(runtime.workspace), "LC_ALL": "C"}
     for name, paths in lists.items():
         env[name] = str(folder / name)
         data = "".join(f"{path}\0" for path in paths)
@@ -195,7 +195,7 @@ async def _run(runtime: Runtime, script: str, **lists: Sequence[str]) -> ExecRes
 async def _stored(runtime: Runtime) -> dict[str, bytes]:
     """Contents by path, as `keep` found them; empty for what is no file. Raises ObstructedError."""
     try:
-        archive = await runtime.read_file(runtime.home / _STORE, LOG_LIMIT + 1)
+        archive = await runtime.read_file(runtime.home / STORE, LOG_LIMIT + 1)
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as stored:
             return {member.name: _member(stored, member) for member in stored}
     except FileNotFoundError:

@@ -113,7 +113,7 @@ class TestOnOutput(Protection):
         try:
             return await self._evaluate(case)
         except ObstructedError as error:
-            return _zero(Score(f"{_SUBJECT} {error}"), None, {})
+            return zero(Score(f"{_SUBJECT} {error}"), None, {})
 
     async def _evaluate(self, case: Case) -> Verdict:
         command, runtime, name = self._settings.command, case.runtime, self._settings.report
@@ -126,7 +126,7 @@ class TestOnOutput(Protection):
             ended = await command.run(case, {REPORT_VARIABLE: str(report)}, text)
         score = await self._score(runtime, ended, report)
         artifacts = {OUTPUT: ended.output}
-        return Verdict(1.0, artifacts=artifacts) if score.reason is None else _zero(score, ended, artifacts)
+        return Verdict(1.0, artifacts=artifacts) if score.reason is None else zero(score, ended, artifacts)
 
     async def _score(self, runtime: Runtime, ended: Ended, report: PurePosixPath | None) -> Score:
         failure = ended.failure(_SUBJECT)
@@ -155,7 +155,7 @@ class TestOnOutput(Protection):
         found = parsers.statuses(ended.output.decode(errors="replace"), expected, self._settings.form)
         differences = list(_differences(expected, found, is_exact=self._settings.is_exact))
         counts = Counter(found.values())
-        reason = _reason(differences, len(expected))
+        reason = differing(differences, len(expected))
         if reason and len(ended.output) > LOG_LIMIT:
             reason += f"; the output was longer than {LOG_LIMIT} bytes, and its middle is lost"
         return Score(reason, counts, differences)
@@ -212,7 +212,7 @@ def _score_report(wanted: Settings, failure: str | None, results: Mapping[str, R
             for one in results.values()
             if one.status in ("FAILED", "ERROR")
         ]
-        reason = _reason(failed, len(found)) or (None if counts["PASSED"] else "the report has no test that passed")
+        reason = differing(failed, len(found)) or (None if counts["PASSED"] else "the report has no test that passed")
         return Score(_also(reason, failure), counts, failed)
     names = {junit.key(name): name for name in expected}
     statuses = {junit.key(name): status for name, status in expected.items()}
@@ -225,7 +225,7 @@ def _score_report(wanted: Settings, failure: str | None, results: Mapping[str, R
         )
         for one in _differences(statuses, found, is_exact=wanted.is_exact)
     ]
-    return Score(_also(_reason(differences, len(statuses)), failure), counts, differences)
+    return Score(_also(differing(differences, len(statuses)), failure), counts, differences)
 
 
 def _differences(expected: Mapping[str, str], found: Mapping[str, str], *, is_exact: bool) -> Iterator[Difference]:
@@ -237,7 +237,7 @@ def _differences(expected: Mapping[str, str], found: Mapping[str, str], *, is_ex
             yield Difference(name, None, found[name])
 
 
-def _reason(differences: Collection[Difference], tests: int) -> str | None:
+def differing(differences: Collection[Difference], tests: int) -> str | None:
     """The first differing tests, in words."""
     if not differences:
         return None
@@ -250,7 +250,8 @@ def _also(*reasons: str | None) -> str | None:
     return "; ".join(filter(None, reasons)) or None
 
 
-def _zero(score: Score, ended: Ended | None, artifacts: Mapping[str, bytes]) -> Verdict:
+def zero(score: Score, ended: Ended | None, artifacts: Mapping[str, bytes]) -> Verdict:
+    """The verdict 0.0 with the artifact REPORT."""
     listed = [one for one, _ in zip(score.differences, range(LISTED), strict=False)]
     report: dict[str, Any] = {
         "reason": score.reason,

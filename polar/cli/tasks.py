@@ -1,4 +1,4 @@
-"""`polar tasks` reads task sets in Harbor's format, shows what their fields become, and imports them as TaskRequests."""
+"""`polar tasks` reads task sets in Harbor's format and rows, shows what their fields become, and imports them as TaskRequests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from polar.cli import documents
 from polar.cli.exits import Exit
 from polar.cli.options import Format, Output
 from polar.cli.output import note, print_json, say, show
-from polar.tasks import harbor_mapping, task_sets
-from polar.tasks.harbor_folder import HarborTask
+from polar.tasks import mapping, repositories, task_sets
 from polar.tasks.harbor_mapping import Finding, Mapped
 from polar.tasks.harbor_rules import Outcome
-from polar.tasks.task_sets import Condition, Member, Selection
+from polar.tasks.repositories import Repositories
+from polar.tasks.row_options import RowOptions
+from polar.tasks.rows import Row
+from polar.tasks.task_sets import Condition, Found, Member, Selection, Task
 from polar.tasks.templates import TASK_FOLDER, with_sources
 from topics.environment import cache, private_files
 from topics.types.errors import InputError
@@ -29,11 +31,18 @@ from topics.types.errors import InputError
 SHOWN_PROBLEMS = 20
 """Messages about single tasks; the rest is counted."""
 
-app = typer.Typer(no_args_is_help=True, help="List, show and import tasks in Harbor's format.", rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, show and import tasks: Harbor's format, rows of SWE-bench and others.",
+    rich_markup_mode=None,
+)
 
 SetPath = Annotated[
     Path,
-    typer.Argument(metavar="SET", help="A task's folder, a folder of those, a registry.json or a dataset.toml."),
+    typer.Argument(
+        metavar="SET",
+        help="A task's folder, a folder of those, a registry.json or a dataset.toml; or rows: a .jsonl, .json or .parquet file.",
+    ),
 ]
 Dataset = Annotated[
     str | None, typer.Option("--dataset", metavar="NAME[@VERSION]", help="Only this dataset of the set's registry.")
@@ -44,7 +53,8 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="FIELD=PATTERN",
-        help="Only tasks with this field in task.toml, like metadata.difficulty=easy; != for the others. Repeatable: all must hold.",
+        help="Only tasks with this field in task.toml or their row, like metadata.difficulty=easy; != for the others. "
+        "Repeatable: all must hold.",
     ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="At most N tasks.")]
@@ -67,6 +77,22 @@ Env = Annotated[
         help="Value for ${NAME} in a task's env; without =VALUE from this environment. It is kept in the task. Repeatable.",
     ),
 ]
+Image = Annotated[
+    str | None,
+    typer.Option("--image", metavar="NAME", help="Each row's image, with {{field}} for values of the row."),
+]
+Repo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--repo",
+        metavar="NAME=PLACE",
+        help="For rows whose repo is NAME: no image of the dataset, but this folder or URL of a git repository. Repeatable.",
+    ),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="FIELD", help="A field of the rows that may be left out. Repeatable."),
+]
 
 
 @app.command("list")
@@ -78,11 +104,15 @@ def list_tasks(
     limit: Limit = None,
     shuffle: Shuffle = False,
     seed: Seed = 0,
+    image: Image = None,
+    repo: Repo = None,
+    ignore: Ignore = None,
     output: Output = Format.TABLE,
 ) -> None:
     """List the tasks of a set, with the fields for which an import without a template refuses them."""
     selection = _selected(path, dataset, split, where, limit, seed if shuffle else None)
-    rows = [_row(member, task) for member, task in selection.tasks]
+    options = _options(image, repo, ignore, path)
+    rows = [_row(member, task, options) for member, task in selection.tasks]
     if output is Format.JSON:
         print_json(rows)
     else:
@@ -93,15 +123,21 @@ def list_tasks(
     _end_if_unread(selection)
 
 
-def _row(member: Member, task: HarborTask) -> dict[str, Any]:
-    mapped = harbor_mapping.mapped(member, task, {})
+def _row(member: Found, task: Task, options: RowOptions) -> dict[str, Any]:
+    mapped = mapping.mapped(member, task, {}, options=options)
+    agent_s: float | None = None
+    if isinstance(task, Row):
+        metadata = mapped.body.get("metadata", {}).get("swe")
+    else:
+        agent_s = task.config.agent.timeout_sec
+        metadata = task.config.model_dump(mode="json", include={"metadata"})["metadata"]
     return {
         "name": member.name,
         "task_id": mapped.body["task_id"],
         "dataset": member.dataset,
-        "folder": str(member.folder),
-        "agent_s": task.config.agent.timeout_sec,
-        "metadata": task.config.model_dump(mode="json", include={"metadata"})["metadata"],
+        "folder": str(member.folder) if isinstance(member, Member) else None,
+        "agent_s": agent_s,
+        "metadata": metadata,
         "refused": [finding.name for finding in mapped.refusals],
     }
 
@@ -116,11 +152,15 @@ def show_task(
     template: Template = None,
     harness: Harness = None,
     env: Env = None,
+    image: Image = None,
+    repo: Repo = None,
+    ignore: Ignore = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Show a task, and what each of its fields and files becomes."""
     member = _named(task_sets.members(path, dataset), name)
-    mapped = harbor_mapping.mapped(member, member.read(), _template(template, harness), _variables(env))
+    options = _options(image, repo, ignore, path)
+    mapped = mapping.mapped(member, member.read(), _template(template, harness), _variables(env), options)
     findings = list(mapped.findings)
     if "agent" in mapped.body and not mapped.refusals and isinstance(refusal := mapped.request(), Finding):
         findings.append(refusal)
@@ -138,7 +178,7 @@ def _shown(value: object) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _named(found: Sequence[Member], name: str | None) -> Member:
+def _named(found: Sequence[Found], name: str | None) -> Found:
     if name is None and len(found) == 1:
         return found[0]
     named = [member for member in found if member.name == name]
@@ -164,6 +204,9 @@ def import_tasks(
     template: Template = None,
     harness: Harness = None,
     env: Env = None,
+    image: Image = None,
+    repo: Repo = None,
+    ignore: Ignore = None,
     skip_refused: Annotated[
         bool, typer.Option("--skip-refused", help="Import the other tasks; otherwise one refused task refuses all.")
     ] = False,
@@ -176,14 +219,16 @@ def import_tasks(
     write = _writer(out)
     base = _template(template, harness)
     if "agent" not in base:
-        raise InputError("--harness", harness, "a task of Harbor's format names no agent; give --harness or --template")
+        raise InputError("--harness", harness, "a task of a set names no agent; give --harness or --template")
     variables = _variables(env)
     selection = _selected(path, dataset, split, where, limit, seed if shuffle else None)
-    results = [(member, harbor_mapping.mapped(member, task, base, variables)) for member, task in selection.tasks]
+    options = _options(image, repo, ignore, out)
+    results = [(member, mapping.mapped(member, task, base, variables, options)) for member, task in selection.tasks]
     bodies, refusals = _importable(results)
     is_whole = not refusals and not selection.problems
     written = bodies if is_whole or skip_refused else []
     if written:
+        options.repositories.write({source for body in written for source in _sources(body)})
         write(written)
     _report([mapped for _, mapped in results], len(written), output)
     _note_all([*map(str, selection.problems), *_grouped(refusals)])
@@ -197,7 +242,7 @@ Refusal = tuple[str, Finding]
 """A task's name, and why it isn't imported."""
 
 
-def _importable(results: Sequence[tuple[Member, Mapped]]) -> tuple[list[dict[str, Any]], list[Refusal]]:
+def _importable(results: Sequence[tuple[Found, Mapped]]) -> tuple[list[dict[str, Any]], list[Refusal]]:
     """The bodies that are TaskRequests, and why the others aren't."""
     bodies: dict[str, dict[str, Any]] = {}
     refusals: list[Refusal] = []
@@ -279,10 +324,20 @@ def _template(file: Path | None, harness: str | None) -> dict[str, Any]:
             raise InputError(f"--template: {part}", base[part], "must be a mapping of fields")
     if harness is not None:
         base["agent"] = {**base.get("agent", {}), "harness": harness}
-    harbor_mapping.check_template(base)
     return with_sources(
         base, lambda source: source if source.startswith(TASK_FOLDER) else str((folder / source).absolute())
     )
+
+
+def _options(image: str | None, repo: Sequence[str] | None, ignore: Sequence[str] | None, beside: Path) -> RowOptions:
+    """`beside`: the file whose folder gets the bundles of repositories."""
+    folder = beside.parent / f"{beside.stem}.repositories"
+    return RowOptions(image, Repositories(repositories.parse(repo or ()), folder), tuple(ignore or ()))
+
+
+def _sources(body: dict[str, Any]) -> list[str]:
+    """The paths that the task's preparation uploads."""
+    return [action["source"] for action in body.get("runtime", {}).get("prepare", ()) if "source" in action]
 
 
 def _variables(env: Sequence[str] | None) -> dict[str, str]:

@@ -32,7 +32,7 @@ from polar.tasks.harbor_rules import (
 )
 from polar.tasks.harbor_schema import Networked, NetworkMode
 from polar.tasks.task_sets import Member
-from polar.tasks.templates import TASK_FOLDER, at, merged, nulls, with_sources
+from polar.tasks.templates import TASK_FOLDER, at, merged, nulls, put, with_sources
 from topics.types import ids
 from topics.types.errors import InputError
 from topics.types.task import UNKEPT, Network, Seen, TaskRequest, parse
@@ -268,11 +268,7 @@ class _Mapping:
         return None if value is None or isinstance(value, Mapping) else field
 
     def _put(self, field: str, value: Any) -> None:
-        *path, last = field.split(".")
-        part = self._body
-        for name in path:
-            part = part.setdefault(name, {})
-        part[last] = value
+        put(self._body, field, value)
 
     def _found(self, name: str, value: Any, outcome: Outcome, becomes: str) -> None:
         self._findings.append(Finding(name, value, outcome, becomes))

@@ -1,4 +1,5 @@
-"""Finds the tasks of a set in Harbor's format: a task's folder, a folder of such folders, a `registry.json` or a `dataset.toml`.
+"""Finds the tasks of a set in Harbor's format: a task's folder, a folder of such folders, a `registry.json` or a `dataset.toml`; and the
+rows of a set that is rows (`rows.py`).
 
 A folder is read as its `registry.json`, or else its `dataset.toml`, if it has one. Beside a registry, `splits.json` may name tasks by
 split. Nothing is fetched: what a registry keeps in a repository is an error that names the repository.
@@ -15,9 +16,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from polar.tasks import harbor_folder
+from polar.tasks import harbor_folder, row_rules, rows
 from polar.tasks.harbor_folder import CONFIG, DOCUMENT_LIMIT, HarborTask, decoded, inside, read_task, read_text
 from polar.tasks.harbor_schema import Dataset, RegistryDataset
+from polar.tasks.rows import Row
 from topics.types.errors import InputError
 
 REGISTRY = "registry.json"
@@ -50,10 +52,28 @@ class Member:
         return task
 
 
-def members(path: Path, dataset: str | None = None, split: str | None = None) -> list[Member]:
+@dataclass(frozen=True)
+class RowMember:
+    """A row of a set."""
+
+    name: str
+    row: Row
+    dataset: str | None = None
+
+    def read(self) -> Row:
+        return self.row
+
+
+Found = Member | RowMember
+Task = HarborTask | Row
+
+
+def members(path: Path, dataset: str | None = None, split: str | None = None) -> Sequence[Found]:
     """The tasks of a set, each folder once. `dataset`: only those of this dataset, `name` or `name@version`. Raises InputError."""
     by_folder: dict[Path, Member] = {}
     try:
+        if rows.is_rows(path):
+            return _of_rows(path, dataset, split)
         for member in _members(path, dataset):
             by_folder.setdefault(member.folder.resolve(), member)
     except OSError as error:
@@ -67,6 +87,13 @@ def members(path: Path, dataset: str | None = None, split: str | None = None) ->
             )
         found = [member for member in found if member.name in names]
     return found
+
+
+def _of_rows(path: Path, dataset: str | None, split: str | None) -> list[RowMember]:
+    for option, value in (("--dataset", dataset), ("--split", split)):
+        if value is not None:
+            raise InputError(option, value, "a set of rows has none; choose by a field of the rows: --where split=test")
+    return [RowMember(row_rules.name_of(row.config, number), row) for number, row in enumerate(rows.read(path), 1)]
 
 
 def _members(path: Path, dataset: str | None) -> Iterator[Member]:
@@ -88,7 +115,8 @@ def _members(path: Path, dataset: str | None) -> Iterator[Member]:
         raise InputError(
             "SET",
             str(path),
-            f"neither a task's folder ({CONFIG}), nor a folder of those, nor a {REGISTRY} or {DATASET}",
+            f"neither a task's folder ({CONFIG}), nor a folder of those, nor a {REGISTRY} or {DATASET}, nor rows "
+            f"({', '.join(rows.SUFFIXES)}, or a folder with {rows.REPOSITORY})",
         )
     yield from (Member(folder.name, folder) for folder in folders)
 
@@ -154,7 +182,7 @@ def _json(file: Path) -> object:
         raise InputError(str(file), text[:40], f"not JSON: {error}") from None
 
 
-def shuffled(found: Sequence[Member], seed: int) -> list[Member]:
+def shuffled(found: Sequence[Found], seed: int) -> list[Found]:
     """The tasks in an order that depends on the seed alone, not on the order in the set's documents."""
     ordered = sorted(found, key=lambda member: (member.name, str(member.dataset)))
     random.Random(seed).shuffle(ordered)
@@ -163,7 +191,7 @@ def shuffled(found: Sequence[Member], seed: int) -> list[Member]:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on a field of `task.toml`: `metadata.difficulty=medium`, `environment.cpus!=1`, `task.name=org/a*`."""
+    """A condition on a field of `task.toml` or of a row: `metadata.difficulty=medium`, `environment.cpus!=1`, `task.name=org/a*`."""
 
     field: str
     glob: str
@@ -177,7 +205,7 @@ class Condition:
             raise InputError("--where", text, "must be FIELD=PATTERN or FIELD!=PATTERN, like metadata.difficulty=easy")
         return cls(name.removesuffix("!"), glob, not name.endswith("!"))
 
-    def value(self, task: HarborTask) -> object:
+    def value(self, task: Task) -> object:
         """The field's value; None if the task hasn't got it."""
         found: object = task.config
         for name in self.field.split("."):
@@ -187,7 +215,7 @@ class Condition:
                 found = found.get(name) if isinstance(found, Mapping) else None
         return found
 
-    def holds(self, task: HarborTask) -> bool:
+    def holds(self, task: Task) -> bool:
         """A list's condition holds if it holds for one of its items."""
         value = self.value(task)
         values = value if isinstance(value, list) else [] if value is None else [value]
@@ -203,12 +231,12 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    tasks: list[tuple[Member, HarborTask]]
+    tasks: list[tuple[Found, Task]]
     problems: list[InputError]
     """Of tasks that can't be read."""
 
 
-def select(found: Iterable[Member], conditions: Sequence[Condition] = (), limit: int | None = None) -> Selection:
+def select(found: Iterable[Found], conditions: Sequence[Condition] = (), limit: int | None = None) -> Selection:
     """The first `limit` readable tasks for which all conditions hold; no more are read than that takes.
 
     Raises InputError for a condition on a field that none of the tasks has, which is a mistake in spelling.

@@ -41,6 +41,15 @@ def at(body: Mapping[str, Any], field: str) -> Any:
     return found
 
 
+def put(body: dict[str, Any], field: str, value: Any) -> None:
+    """Set the value at a dotted place."""
+    *path, last = field.split(".")
+    part = body
+    for name in path:
+        part = part.setdefault(name, {})
+    part[last] = value
+
+
 def nulls(template: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """The dotted places of the template's nulls, except those in lists."""
     for name, value in template.items():

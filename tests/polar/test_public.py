@@ -31,7 +31,7 @@ def test_all_public_names_are_there() -> None:
 
 def programs() -> Iterator[tuple[str, str]]:
     """Name and text of each Python program in README, docs and examples."""
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
             yield page.name, block
     for path in sorted((ROOT / "examples").rglob("*.py")):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(1000)
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 FIRST = "README.md"
 """The page that `make test` follows; the others are walked in tier hard."""
 PAGES = [

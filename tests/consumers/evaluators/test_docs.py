@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from consumers.evaluators import composite, script, test_on_output
+from consumers.evaluators import composite, script, swebench, test_on_output
 from consumers.evaluators.base import Case, Evaluator
 from consumers.evaluators.parsers import FORMS
 from topics.environment import registry
@@ -55,6 +55,7 @@ def test_the_pages_tasks_are_accepted_and_show_every_evaluator() -> None:
     [
         ("## `test_on_output`", test_on_output.SETTINGS),
         ("## `script`", script.SETTINGS),
+        ("## `swebench`", swebench.SETTINGS),
         ("## `composite`", composite.PART_SETTINGS),
         ("### Parsers", tuple(FORMS)),
     ],

@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from polar.tasks import row_mapping
 from polar.tasks.harbor_rules import FIELDS, FILES, Outcome, Rule
+from polar.tasks.row_options import RowOptions
+from polar.tasks.rows import Row
+from tests.polar.tasks import swe
+from tests.polar.tasks.row_table import table
 from tests.polar.tasks.writing import mapped_task, write
 from topics.types.task import TaskRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "task_sets.md").read_text()
 
 
-(TEMPLATE,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+TEMPLATE, *ROW_TEMPLATES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def row(name: str, rule: Rule) -> str:
@@ -28,6 +33,23 @@ def row(name: str, rule: Rule) -> str:
 def test_the_table_of_fields_is_the_mapping_s_own() -> None:
     rows = [row(name, rule) for name, rule in (*FIELDS.items(), *FILES.items())]
     assert "\n".join(rows) in PAGE
+
+
+def test_the_table_of_rows_fields_is_the_mapping_s_own() -> None:
+    assert "\n".join(table()) in PAGE
+
+
+def test_its_templates_of_rows_make_task_requests() -> None:
+    row = swe.a_row(test_command="true", parser="pytest")
+    sum_row = {"number": 3, "a": 1, "b": 2, "sum": 3}
+    of_issue, of_sum = (
+        row_mapping.mapped(Row("place", fields), "name", yaml.safe_load(template), RowOptions()).request()
+        for fields, template in zip((row, sum_row), ROW_TEMPLATES, strict=True)
+    )
+    assert isinstance(of_issue, TaskRequest), of_issue
+    assert of_issue.instruction == "Solve this issue of mine/calc. Don't change the tests.\n\npower(2, 3) is 6.\n"
+    assert isinstance(of_sum, TaskRequest), of_sum
+    assert (of_sum.task_id, of_sum.evaluator.config["test_command"]) == ("sum-3", "test $(cat answer.txt) = 3")
 
 
 def test_its_template_makes_a_task_request(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""The evaluator `swebench`: applies a task's test patch, runs its tests and compares them with FAIL_TO_PASS and PASS_TO_PASS.
+
+`polar tasks import` writes its settings for rows of SWE-bench's format. The files of the test patch are first put back as `prepare` left
+them, so what the run did to them is lost (`test_patch.py`), and so are the files that steer a test runner (`protection.py`).
+
+Config:
+
+- `test_command`: for `bash -c` with pipefail, in the sandbox's working directory. If it prints SWE-bench's markers of the test output
+  (`>>>>> Start Test Output`), only what it prints between them is read.
+- `fail_to_pass`, `pass_to_pass`: lists of names of tests.
+- `test_patch`: a patch of git's format for the workspace; optional.
+- `parser`: the form of the output: one of `parsers.FORMS`, or one of SWE-bench's own parsers by its name (`parsers.SWEBENCH_FORMS`);
+  `pytest` by default.
+- `protected`: a list of further paths that are put back as `prepare` left them.
+- `timeout_s`: as in `test_on_output`.
+
+The reward is 1.0 if all listed tests pass, by the rules of swebench 5.0.2 (`harness/grading.py`): a skipped test of `pass_to_pass` is no
+regression; a name of a parametrised test that was cut within its brackets stands for the reported tests that begin with it, if they agree;
+and a run that ended with another exit code than 0, and reports no failed test, reports another run than that which was made. Otherwise it
+is 0.0 with a reason, for everything that files of the run can cause. `command.py` and `test_patch.py` have the failures that leave no
+reward.
+
+The statuses come from what the tests print, so code that the tests import can print statuses of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from consumers.evaluators import parsers, settings, test_patch
+from consumers.evaluators.base import Case, Verdict
+from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError
+from consumers.evaluators.protection import Protection
+from consumers.evaluators.test_on_output import Difference, Score, differing, zero
+from consumers.runtimes.base import LOG_LIMIT
+
+SETTINGS = ("test_command", "fail_to_pass", "pass_to_pass", "test_patch", "parser", "protected", "timeout_s")
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+"""SWE-bench's markers in the output (swebench 5.0.2, harness/constants)."""
+
+_SUBJECT = "the test command"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The evaluator's settings; see the module."""
+
+    command: Command
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    patch: str | None
+    patched: tuple[str, ...]
+    """The paths of the test patch."""
+    form: str
+
+
+class SweBench(Protection):
+    """See `base.Protecting`."""
+
+    def __init__(self, config: settings.Config) -> None:
+        self._settings = settings_of(config)
+        if config.get("protected") is False:
+            raise settings.refused("protected", config, "must be a list of paths; the tests' files are always put back")
+        super().__init__((*(settings.protected(config) or ()), *self._settings.patched))
+
+    async def evaluate(self, case: Case) -> Verdict:
+        wanted = self._settings
+        try:
+            if wanted.patch is not None:
+                await test_patch.apply(case.runtime, wanted.patch, wanted.patched)
+            ended = await wanted.command.run(case, {})
+        except ObstructedError as error:
+            return zero(Score(f"{_SUBJECT} {error}"), None, {})
+        if ended.result.exit_code is None:
+            score = Score(ended.failure(_SUBJECT))
+        else:
+            score = await asyncio.to_thread(_score, wanted, ended)
+        artifacts = {OUTPUT: ended.output}
+        return Verdict(1.0, artifacts=artifacts) if score.reason is None else zero(score, ended, artifacts)
+
+
+def settings_of(config: settings.Config) -> Settings:
+    """The settings in a task's `evaluator.config`. Raises InputError for the first unknown or invalid one."""
+    settings.check_names(config, SETTINGS)
+    command = settings.command(config, "test_command")
+    fail_to_pass, pass_to_pass = (_names(config, name) for name in ("fail_to_pass", "pass_to_pass"))
+    if not fail_to_pass:
+        raise settings.refused("fail_to_pass", config, "names no test, so an empty run could pass; name one")
+    form = config.get("parser", parsers.PYTEST)
+    if not isinstance(form, str) or (form not in parsers.FORMS and form not in parsers.SWEBENCH_FORMS):
+        known = ", ".join((*parsers.FORMS, *parsers.SWEBENCH_FORMS))
+        raise settings.refused("parser", config, f"must be one of {known}")
+    patch = config.get("test_patch")
+    patched: tuple[str, ...] = ()
+    if patch is not None:
+        if not isinstance(patch, str):
+            raise settings.refused("test_patch", config, "must be a patch of git's format, as text")
+        try:
+            patched = test_patch.paths_of(patch)
+        except ValueError as error:
+            raise settings.refused("test_patch", config, str(error)) from None
+    return Settings(command, fail_to_pass, pass_to_pass, patch, patched, form)
+
+
+def _names(config: settings.Config, name: str) -> tuple[str, ...]:
+    value = config.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise settings.refused(name, config, "must be a list of names of tests")
+    return tuple(dict.fromkeys(value))
+
+
+def _score(wanted: Settings, ended: Ended) -> Score:
+    expected = {*wanted.fail_to_pass, *wanted.pass_to_pass}
+    found = parsers.statuses(_tests_output(ended.output.decode(errors="replace")), expected, wanted.form)
+    differences = list(_differences(wanted, found))
+    reason = differing(differences, len(expected))
+    if reason is None and ended.result.exit_code != 0 and not {"FAILED", "ERROR"} & set(found.values()):
+        reason = f"{ended.failure(_SUBJECT)}, though it reports no failed test"
+    if reason and len(ended.output) > LOG_LIMIT:
+        reason += f"; the output was longer than {LOG_LIMIT} bytes, and its middle is lost"
+    return Score(reason, Counter(found.values()), differences)
+
+
+def _tests_output(output: str) -> str:
+    """What was printed between the markers, or all of it."""
+    _, start, after = output.partition(START)
+    return after.partition(END)[0] if start else output
+
+
+def _differences(wanted: Settings, found: Mapping[str, str]) -> Iterator[Difference]:
+    for names, passing in ((wanted.fail_to_pass, {"PASSED"}), (wanted.pass_to_pass, {"PASSED", "SKIPPED"})):
+        for name in names:
+            status = _status(name, found)
+            if status not in passing:
+                yield Difference(name, "PASSED", status)
+
+
+def _status(name: str, found: Mapping[str, str]) -> str | None:
+    if name in found or name.count("[") <= name.count("]"):
+        return found.get(name)
+    return _agreed([status for test, status in found.items() if test.startswith(name)])
+
+
+def _agreed(statuses: Collection[str]) -> str | None:
+    """The worst of the statuses if all passed, or none did."""
+    outcomes = {status == "PASSED" for status in statuses}
+    return next((status for status in statuses if status != "PASSED"), "PASSED") if len(outcomes) == 1 else None

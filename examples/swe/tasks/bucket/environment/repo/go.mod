@@ -1,0 +1,3 @@
+module example.org/bucket
+
+go 1.19

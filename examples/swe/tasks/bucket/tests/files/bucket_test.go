@@ -1,0 +1,61 @@
+package bucket
+
+import (
+	"testing"
+	"time"
+)
+
+var start = time.Unix(1000, 0)
+
+func passed(b *Bucket, at time.Duration, requests int) int {
+	count := 0
+	for i := 0; i < requests; i++ {
+		if b.Allow(start.Add(at)) {
+			count++
+		}
+	}
+	return count
+}
+
+func TestAFullBucketAllowsItsSize(t *testing.T) {
+	b := &Bucket{Size: 3, Rate: 1}
+	if got := passed(b, 0, 5); got != 3 {
+		t.Fatalf("got %d", got)
+	}
+}
+
+func TestASecondBringsTokens(t *testing.T) {
+	b := &Bucket{Size: 3, Rate: 2}
+	passed(b, 0, 5)
+	if got := passed(b, time.Second, 5); got != 2 {
+		t.Fatalf("got %d", got)
+	}
+}
+
+func TestPartsOfASecondAddUp(t *testing.T) {
+	b := &Bucket{Size: 4, Rate: 2}
+	passed(b, 0, 5)
+	total := 0
+	for at := 250 * time.Millisecond; at <= 2*time.Second; at += 250 * time.Millisecond {
+		total += passed(b, at, 5)
+	}
+	if total != 4 {
+		t.Fatalf("got %d", total)
+	}
+}
+
+func TestABucketNeverHoldsMoreThanItsSize(t *testing.T) {
+	b := &Bucket{Size: 3, Rate: 2}
+	passed(b, 0, 5)
+	if got := passed(b, time.Hour, 20); got != 3 {
+		t.Fatalf("got %d", got)
+	}
+}
+
+func TestAClockThatGoesBackTakesNothing(t *testing.T) {
+	b := &Bucket{Size: 2, Rate: 1}
+	passed(b, 10*time.Second, 1)
+	if got := passed(b, 0, 5); got != 1 {
+		t.Fatalf("got %d", got)
+	}
+}

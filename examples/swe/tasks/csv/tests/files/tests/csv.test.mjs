@@ -1,0 +1,28 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { parse } from "../csv.mjs";
+
+test("plain rows", () => {
+  assert.deepEqual(parse("a,b\nc,d\n"), [["a", "b"], ["c", "d"]]);
+});
+
+test("a comma in quotes", () => {
+  assert.deepEqual(parse('"a,b",c\n'), [["a,b", "c"]]);
+});
+
+test("no end of line at the end", () => {
+  assert.deepEqual(parse("a,b"), [["a", "b"]]);
+});
+
+test("a doubled quote is one quote", () => {
+  assert.deepEqual(parse('"say ""hi""",b\n'), [['say "hi"', "b"]]);
+});
+
+test("an end of line in quotes", () => {
+  assert.deepEqual(parse('"a\nb",c\n'), [["a\nb", "c"]]);
+});
+
+test("lines that end with CR LF", () => {
+  assert.deepEqual(parse("a,b\r\nc,d\r\n"), [["a", "b"], ["c", "d"]]);
+});

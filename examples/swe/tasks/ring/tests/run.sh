@@ -1,0 +1,1 @@
+make -s -f tests/check.mk check

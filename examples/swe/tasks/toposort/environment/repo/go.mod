@@ -1,0 +1,3 @@
+module example.org/toposort
+
+go 1.19

@@ -1,0 +1,1 @@
+GOFLAGS=-mod=mod GOTOOLCHAIN=local go test -count=1 -vet=off -v .

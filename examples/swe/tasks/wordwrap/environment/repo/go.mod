@@ -1,0 +1,3 @@
+module example.org/wordwrap
+
+go 1.19

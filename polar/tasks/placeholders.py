@@ -1,0 +1,55 @@
+"""Fills `{{field}}` places in a template from a row's fields."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from topics.types.errors import InputError
+
+PLACE = re.compile(r"\{\{\s*([\w.-]+)\s*\}\}")
+
+
+def filled(template: Any, fields: Mapping[str, Any], path: str = "") -> Any:
+    """The template with each `{{field}}` replaced by the field's value.
+
+    Text that is nothing but one place becomes the value, whatever its type; within other text a value that is no text is written as JSON.
+    A value's own `{{…}}` stays as it is. Raises InputError for a field that the row hasn't got.
+    """
+    match template:
+        case dict():
+            return {name: filled(value, fields, f"{path}.{name}" if path else name) for name, value in template.items()}
+        case list():
+            return [filled(value, fields, f"{path}.{index}") for index, value in enumerate(template)]
+        case str():
+            whole = PLACE.fullmatch(template)
+            if whole is not None:
+                return _value(whole[1], fields, path)
+            return PLACE.sub(lambda found: _text(_value(found[1], fields, path)), template)
+    return template
+
+
+def names(template: Any) -> set[str]:
+    """The fields that a template names."""
+    match template:
+        case dict():
+            return {name for value in template.values() for name in names(value)}
+        case list():
+            return {name for value in template for name in names(value)}
+        case str():
+            return set(PLACE.findall(template))
+    return set()
+
+
+def _value(name: str, fields: Mapping[str, Any], path: str) -> Any:
+    if name not in fields:
+        raise InputError(
+            f"--template: {path}", f"{{{{{name}}}}}", f"the row has no such field; it has: {', '.join(sorted(fields))}"
+        )
+    return fields[name]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

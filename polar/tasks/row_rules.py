@@ -1,0 +1,165 @@
+"""What becomes of each field of a row, by the row's format. A field that isn't here refuses its task, unless the import ignores it by name.
+
+Formats are recognised by their fields: `recognised`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from polar.tasks.harbor_rules import Outcome, Rule
+
+MARK = "metadata.swe"
+CONFIG = "evaluator.config"
+STRATEGY = "evaluator.strategy"
+IMAGE = "runtime.image"
+INSTRUCTION = "instruction"
+TEST_COMMAND = f"{CONFIG}.test_command"
+
+
+class RowFormat(StrEnum):
+    SWE_BENCH_4 = "SWE-bench 4"
+    SWE_BENCH_5 = "SWE-bench 5"
+    SWE_GYM = "SWE-Gym"
+    SWE_SMITH = "SWE-smith"
+    R2E_GYM = "R2E-Gym"
+    NEMO_GYM = "NeMo-Gym"
+    PLAIN = "plain"
+    """Any other row: the template says what its fields become."""
+
+
+NAMES = ("task_id", "id", "name")
+"""Fields of a plain row that can name it."""
+SWE_GYM_TESTS: Mapping[str, tuple[str, str]] = {
+    "bokeh/bokeh": ("pytest -rA -n0", "parse_log_pytest"),
+    "conan-io/conan": ("PYTHONPATH=${PYTHONPATH:-}:$PWD pytest -n0 -rA", "parse_log_pytest"),
+    "dask/dask": ("pytest -n0 -rA --color=no", "parse_log_pytest"),
+    "facebookresearch/hydra": ("pytest -rA --tb=long", "parse_log_pytest"),
+    "getmoto/moto": ("pytest -n0 -rA", "parse_log_pytest"),
+    "iterative/dvc": ("pytest -rA", "parse_log_pytest"),
+    "modin-project/modin": ("pytest -n0 -rA", "parse_log_pytest"),
+    "pandas-dev/pandas": ("pytest -rA --tb=long", "parse_log_pytest"),
+    "project-monai/monai": ("pytest -rA", "parse_log_pytest"),
+    "pydantic/pydantic": ("pytest -rA --tb=short -vv -o console_output_style=classic --no-header", "parse_log_pytest_pydantic"),
+    "python/mypy": ("", ""),
+}  # fmt: skip
+"""How SWE-Gym tests its eleven repositories, by their names in lower case (SWE-Bench-Package, swegym/harness/constants.py). mypy's tests
+are chosen by names of cases instead of files."""
+
+
+def _carried(target: str, *replaced_by: str) -> Rule:
+    return Rule(Outcome.CARRIED, target, replaced_by or (target,))
+
+
+def _neutral(why: str) -> Rule:
+    return Rule(Outcome.NEUTRAL, why)
+
+
+def _refused(why: str, *replaced_by: str, neutral: tuple[object, ...] = ()) -> Rule:
+    return Rule(Outcome.REFUSED, why, replaced_by, neutral)
+
+
+def _marked(*names: str) -> dict[str, Rule]:
+    return {name: _carried(f"{MARK}.{name}") for name in names}
+
+
+_SOLUTION = "the reference solution, which no rollout sees"
+_HISTORY = "says how the row came about"
+_TESTS = {
+    "FAIL_TO_PASS": _carried(f"{CONFIG}.fail_to_pass", STRATEGY),
+    "PASS_TO_PASS": _carried(f"{CONFIG}.pass_to_pass", STRATEGY),
+}
+_ISSUE: Mapping[str, Rule] = {
+    "instance_id": _carried("task_id"),
+    **_marked("repo", "version", "base_commit"),
+    "problem_statement": _carried(INSTRUCTION),
+    "hints_text": _neutral("SWE-bench gives no hints; `{{hints_text}}` in the template's instruction does"),
+    "patch": _neutral(_SOLUTION),
+    "test_patch": _carried(f"{CONFIG}.test_patch", STRATEGY),
+    **_TESTS,
+    "created_at": _neutral(_HISTORY),
+    "environment_setup_commit": _neutral("for whoever builds the image"),
+    **_marked("difficulty"),
+}
+_OWN: Mapping[str, Rule] = {
+    "test_command": _carried(TEST_COMMAND, TEST_COMMAND, STRATEGY),
+    "parser": _carried(f"{CONFIG}.parser", f"{CONFIG}.parser", STRATEGY),
+}
+"""Fields of Polar's own, for rows that no package knows."""
+FIELDS: Mapping[RowFormat, Mapping[str, Rule]] = {
+    RowFormat.SWE_BENCH_4: {**_ISSUE, **_OWN},
+    RowFormat.SWE_BENCH_5: {
+        **_ISSUE,
+        "image": _carried(IMAGE),
+        "eval_script": _carried(TEST_COMMAND, TEST_COMMAND, STRATEGY),
+        "log_parser": _carried(f"{CONFIG}.parser", f"{CONFIG}.parser", STRATEGY),
+        "eval_type": _refused(
+            "such tests report failures alone, so a run that never began would pass", STRATEGY, neutral=("pass_and_fail",)
+        ),
+        "image_assets": _refused("files of the tests that are downloaded aren't fetched", STRATEGY, neutral=("{}",)),
+        "test_assets": _refused("files of the tests beside the patch aren't uploaded", STRATEGY),
+        **_marked("split", "datasets"),
+    },
+    RowFormat.SWE_GYM: _ISSUE,
+    RowFormat.SWE_SMITH: {
+        "instance_id": _carried("task_id"),
+        **_marked("repo"),
+        "image_name": _carried(IMAGE),
+        "patch": Rule(Outcome.CARRIED, "runtime.prepare"),
+        "problem_statement": _carried(INSTRUCTION),
+        **_TESTS,
+        "created_at": _neutral(_HISTORY),
+    },
+    RowFormat.R2E_GYM: {
+        **_marked("repo_name", "commit_hash"),
+        "docker_image": _carried(IMAGE),
+        "problem_statement": _carried(INSTRUCTION),
+        "expected_output_json": _carried(f"{CONFIG}.expected_output_json", STRATEGY),
+        "prompt": _neutral("the statement was written from it"),
+        **dict.fromkeys(("parsed_commit_content", "modified_files", "modified_entity_summaries", "relevant_files"), _neutral(_SOLUTION)),
+        **dict.fromkeys(("execution_result_content", "num_non_test_files"), _neutral(_HISTORY)),
+        **dict.fromkeys(("num_non_test_func_methods", "num_non_test_lines"), _neutral(_HISTORY)),
+    },
+    RowFormat.NEMO_GYM: {
+        "responses_create_params": _refused("conversations of NeMo-Gym need its own environments, which don't run here")
+    },
+    RowFormat.PLAIN: {},
+}  # fmt: skip
+HIDDEN = {
+    "patch",
+    "test_patch",
+    "eval_script",
+    "parsed_commit_content",
+    "execution_result_content",
+    "expected_output_json",
+}
+"""Fields with the solution or the tests: a template may name them for the evaluator alone."""
+
+
+def recognised(fields: Mapping[str, Any]) -> RowFormat:
+    """The format of a row, by its fields."""
+    if "responses_create_params" in fields:
+        return RowFormat.NEMO_GYM
+    if fields.keys() >= {"repo_name", "docker_image", "expected_output_json"}:
+        return RowFormat.R2E_GYM
+    if not fields.keys() >= {"instance_id", "problem_statement", "FAIL_TO_PASS"}:
+        return RowFormat.PLAIN
+    if "eval_script" in fields or "log_parser" in fields:
+        return RowFormat.SWE_BENCH_5
+    if "image_name" in fields:
+        return RowFormat.SWE_SMITH
+    return RowFormat.SWE_GYM if str(fields.get("repo")).lower() in SWE_GYM_TESTS else RowFormat.SWE_BENCH_4
+
+
+def name_of(fields: Mapping[str, Any], number: int) -> str:
+    """The row's name in its set: what its dataset names it by, or `row-NUMBER`."""
+    match recognised(fields):
+        case RowFormat.PLAIN | RowFormat.NEMO_GYM:
+            found = next((fields[name] for name in NAMES if fields.get(name)), None)
+        case RowFormat.R2E_GYM:
+            found = f"{fields['repo_name']}__{fields.get('commit_hash')}"
+        case _:
+            found = fields["instance_id"]
+    return str(found) if isinstance(found, str | int) else f"row-{number}"

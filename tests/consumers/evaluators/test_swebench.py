@@ -1,0 +1,135 @@
+"""What the evaluator `swebench` makes of an output, by SWE-bench's rules; and its settings. `test_rows_in_a_cell.py` runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.evaluators import test_patch
+from consumers.evaluators.base import Case
+from consumers.evaluators.parsers import SWEBENCH_FORMS, statuses
+from consumers.evaluators.swebench import SweBench
+from topics.types.errors import InputError
+
+pytestmark = pytest.mark.contract
+
+CONFIG: dict[str, Any] = {"test_command": "true", "fail_to_pass": ["a"], "pass_to_pass": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("printed", "exit_code", "reward", "reason"),
+    [
+        ("PASSED a\nPASSED b", 0, 1.0, None),
+        ("PASSED a\nXFAIL b", 0, 1.0, None),
+        ("PASSED a\nSKIPPED b", 0, 1.0, None),
+        ("PASSED a\nPASSED b\nFAILED c - why", 1, 1.0, None),
+        ("SKIPPED a\nPASSED b", 0, 0.0, "a is SKIPPED, not PASSED"),
+        ("PASSED a\nFAILED b - why", 1, 0.0, "b is FAILED, not PASSED"),
+        ("PASSED a", 0, 0.0, "b is not reported, not PASSED"),
+        ("PASSED a\nPASSED b", 1, 0.0, "ended with exit code 1, though it reports no failed test"),
+        ("PASSED b\n+ : '>>>>> Start Test Output'\nPASSED a\n+ : '>>>>> End Test Output'\nPASSED b", 0, 0.0, "b is not reported"),
+        ("FAILED a\n+ : '>>>>> Start Test Output'\nPASSED a\nPASSED b", 0, 1.0, None),
+    ],
+)  # fmt: skip
+async def test_the_lists_decide(case: Case, printed: str, exit_code: int, reward: float, reason: str | None) -> None:
+    await case.runtime.write_file("printed", printed.encode())
+    config = {**CONFIG, "test_command": f"cat printed; echo; exit {exit_code}", "parser": "parse_log_pytest"}
+    verdict = await SweBench(config).evaluate(case)
+    assert verdict.reward == reward
+    assert (reason or "") in (verdict.reason or "")
+    assert (verdict.reason is None) == (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("printed", "reward"),
+    [
+        ("PASSED t[a b]\nPASSED t[a c]", 1.0),
+        ("PASSED t[a b]\nFAILED t[a c]\nFAILED x", 0.0),
+        ("PASSED t[b]", 0.0),
+    ],
+)
+async def test_a_name_cut_within_its_brackets_stands_for_all_that_begin_so(case: Case, printed: str, reward: float) -> None:
+    await case.runtime.write_file("printed", printed.encode())
+    config = {"test_command": "cat printed", "fail_to_pass": ["t[a"], "parser": "parse_log_pytest_v2"}
+    assert (await SweBench(config).evaluate(case)).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"fail_to_pass": []}, "fail_to_pass"),
+        ({"fail_to_pass": "a"}, "fail_to_pass"),
+        ({"pass_to_pass": [1]}, "pass_to_pass"),
+        ({"parser": "parse_log_karma"}, "parser"),
+        ({"test_patch": "no patch"}, "test_patch"),
+        ({"test_patch": "diff --git a/../x b/../x"}, "test_patch"),
+        ({"test_patch": "diff --git a/.git/config b/.git/config"}, "test_patch"),
+        ({"protected": False}, "protected"),
+        ({"report": "junit.xml"}, "report"),
+    ],
+)
+def test_bad_settings_are_named(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=rf"evaluator\.config\.{field}"):
+        SweBench({**CONFIG, **change})
+
+
+def test_the_paths_of_a_patch_are_all_that_it_names() -> None:
+    patch = 'diff --git a/old.py b/new.py\nrename from old.py\ndiff --git "a/a b.py" "b/a b.py"\n'
+    assert test_patch.paths_of(patch) == ("old.py", "new.py", "a b.py")
+
+
+OUTPUTS = {
+    "parse_log_pytest": ("PASSED t/a.py::b\nSKIPPED [2] t/a.py:3: why\nFAILED t/a.py::c - a - b", {"t/a.py::b": "PASSED", "t/a.py::c": "FAILED"}),
+    "parse_log_requests": ("PASSED t.py::a[/x/y/z]\nPASSED t.py::b[//x/y]", {"t.py::a[/z]": "PASSED", "t.py::b[//x/y]": "PASSED"}),
+    "parse_log_sphinx": ("\x1b[32mPASSED\x1b[0m t.py::a[b c]\nt.py::d FAILED", {"t.py::a[b c]": "PASSED", "t.py::d": "FAILED"}),
+    "parse_log_matplotlib": ("PASSED t.py::a[MouseButton.LEFT]", {"t.py::a[1]": "PASSED"}),
+    "parse_log_seaborn": ("t.py::a PASSED [ 1%]\nFAILED t.py::b - why", {"t.py::a": "PASSED", "t.py::b": "FAILED"}),
+    "parse_log_django": (
+        "test_a (m.T) ... ok\ntest_b (m.T) ... Internal Server Error: /x/\nok\ntest_c (m.T) ... FAIL\ntest_d (m.T) ... skipped 'why'",
+        {"test_a (m.T)": "PASSED", "test_b (m.T)": "PASSED", "test_c (m.T)": "FAILED", "test_d (m.T)": "SKIPPED"},
+    ),
+    "parse_log_sympy": (
+        "test_a ok\ntest_b F\n____ sympy/core/tests/test_x.py:test_b ____",
+        {"test_a": "PASSED", "test_b": "FAILED", "sympy/core/tests/test_x.py:test_b": "FAILED"},
+    ),
+    "parse_log_pytest_pydantic": ("t.py::a PASSED\nFAILED [ 50%]\nFAILED t.py::b - why", {"t.py::a": "PASSED", "t.py::b": "FAILED"}),
+    "parse_log_gotest": ("    --- PASS: TestA/b (0.00s)\n--- SKIP: TestC (0.00s)", {"TestA/b": "PASSED", "TestC": "SKIPPED"}),
+    "parse_log_cargo": ("test a::b ... ok\ntest a::c ... FAILED\ntest a::d ... ignored", {"a::b": "PASSED", "a::c": "FAILED"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", OUTPUTS)
+def test_each_of_swe_benchs_forms_is_read(form: str) -> None:
+    printed, found = OUTPUTS[form]
+    assert statuses(printed, (), form) == found
+
+
+def test_every_parser_is_tried() -> None:
+    assert {SWEBENCH_FORMS[form] for form in OUTPUTS} == set(SWEBENCH_FORMS.values())
+
+
+PIECES = ["PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "t[a", "b]", " - ", " ... ", "ok", "F", "___", ".py:", "--- PASS: ", "test ", " ", "\t", "\n", "\x1b[1m"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5)).map("".join), st.sampled_from(sorted(SWEBENCH_FORMS)))
+def test_no_output_breaks_a_parser(output: str, form: str) -> None:
+    assert set(statuses(output, (), form).values()) <= {"PASSED", "FAILED", "ERROR", "SKIPPED"}
+
+
+@pytest.mark.parametrize("form", sorted(set(OUTPUTS)))
+@pytest.mark.parametrize("unit", ["test_a ... ", "_ a.py:", "PASSED [", "--- PASS: (", "test  ", " - "])
+def test_long_lines_take_linear_time(form: str, unit: str) -> None:
+    """A second is a hundred times what they take; quadratic time would be hours."""
+    import time
+
+    start = time.process_time()
+    statuses(unit * 100_000, (), form)
+    assert time.process_time() - start < 10
+
+
+def test_r2e_gyms_names_have_no_file() -> None:
+    printed = "PASSED r2e_tests/test_1.py::x\n=== short test summary info ===\nPASSED r2e_tests/test_1.py::TestA::test_b\nFAILED r2e_tests/test_1.py::test_c - why"
+    assert statuses(printed, (), "r2e") == {"TestA.test_b": "PASSED", "test_c": "FAILED"}
