@@ -12,15 +12,15 @@ from topics.types.errors import InputError
 PLACE = re.compile(r"\{\{\s*([\w.-]+)\s*\}\}")
 
 
-def filled(template: Any, fields: Mapping[str, Any], path: str = "") -> Any:
+def filled(template: Any, fields: Mapping[str, Any], path: str = "--template") -> Any:
     """The template with each `{{field}}` replaced by the field's value.
 
     Text that is nothing but one place becomes the value, whatever its type; within other text a value that is no text is written as JSON.
-    A value's own `{{…}}` stays as it is. Raises InputError for a field that the row hasn't got.
+    A value's own `{{…}}` stays as it is. `path`: the template's place, for errors. Raises InputError for a field that the row hasn't got.
     """
     match template:
         case dict():
-            return {name: filled(value, fields, f"{path}.{name}" if path else name) for name, value in template.items()}
+            return {name: filled(value, fields, f"{path}.{name}") for name, value in template.items()}
         case list():
             return [filled(value, fields, f"{path}.{index}") for index, value in enumerate(template)]
         case str():
@@ -45,9 +45,8 @@ def names(template: Any) -> set[str]:
 
 def _value(name: str, fields: Mapping[str, Any], path: str) -> Any:
     if name not in fields:
-        raise InputError(
-            f"--template: {path}", f"{{{{{name}}}}}", f"the row has no such field; it has: {', '.join(sorted(fields))}"
-        )
+        known = ", ".join(sorted(fields))
+        raise InputError(path, f"{{{{{name}}}}}", f"the row has no such field; it has: {known}")
     return fields[name]
 
 

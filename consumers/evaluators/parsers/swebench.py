@@ -15,6 +15,8 @@ from consumers.evaluators.parsers.output import Found
 _STATUSES = {"FAILED": "FAILED", "PASSED": "PASSED", "SKIPPED": "SKIPPED", "ERROR": "ERROR", "XFAIL": "PASSED"}
 _COUNT = re.compile(r"\[\d+\]")
 """Behind SKIPPED: how many tests were skipped at one place, which names none of them."""
+_SHARE = re.compile(r"FAILED\s*\[[^\]]*\]")
+"""`FAILED [ 50%]`: how much of the run is done."""
 _GO = re.compile(r"--- (PASS|FAIL|SKIP): (.+) \([^()]+\)")
 _CARGO = re.compile(r"test\s+(\S+)\s+\.\.\.\s+(\w+)")
 _COLOUR = re.compile(r"\[\d+m")
@@ -72,10 +74,9 @@ def _pytest_v2(text: str) -> Found:
 
 
 def _pydantic(text: str) -> Found:
-    for line in _plain(text):
+    for whole in _plain(text):
+        line = _SHARE.sub("FAILED", whole)
         words = line.split()
-        if words[:1] == ["FAILED"] and len(words) > 2 and words[1].startswith("[") and words[1].endswith("]"):
-            del words[1]  # a share of the run, as in `FAILED [ 50%]`
         if len(words) < 2:
             continue
         if line.startswith(words[0]) and words[0] in _STATUSES:

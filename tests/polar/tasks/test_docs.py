@@ -39,6 +39,7 @@ def test_the_table_of_rows_fields_is_the_mapping_s_own() -> None:
     assert "\n".join(table()) in PAGE
 
 
+@pytest.mark.usefixtures("swebench_is_installed")
 def test_its_templates_of_rows_make_task_requests() -> None:
     row = swe.a_row(test_command="true", parser="pytest")
     sum_row = {"number": 3, "a": 1, "b": 2, "sum": 3}

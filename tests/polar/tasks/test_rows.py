@@ -20,7 +20,7 @@ from tests.polar.cli.commands import polar
 from tests.polar.tasks.swe import a_row
 from topics.types.errors import InputError
 
-ROWS = [a_row(instance_id="a__b-1"), a_row(instance_id="a__b-2", version="2.0", difficulty="<15 min fix")]
+ROWS = [a_row(instance_id="a__b-1", difficulty="1-4 hours"), a_row(instance_id="a__b-2", version="2.0", difficulty="<15 min fix")]
 
 
 def write(folder: Path, suffix: str, found: list[dict[str, Any]]) -> Path:
@@ -38,7 +38,7 @@ def write(folder: Path, suffix: str, found: list[dict[str, Any]]) -> Path:
 def test_each_kind_of_file_has_the_rows(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path, suffix, ROWS)
     found = [{name: value for name, value in row.config.items() if value is not None} for row in rows.read(path)]
-    assert found == [{**ROWS[0]}, ROWS[1]]
+    assert found == ROWS
     assert rows.is_rows(path)
     selection = task_sets.select(task_sets.members(path), [Condition.parse("version=2*")])
     assert [member.name for member, _ in selection.tasks] == ["a__b-2"]

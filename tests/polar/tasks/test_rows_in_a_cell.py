@@ -23,7 +23,7 @@ from topics.environment.blobs import BlobStore
 from topics.types.session import Status
 from topics.types.task import TaskRequest, parse
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("swebench_is_installed")]
 
 FIX = "sed -i 's/a \\* b/a**b/' calc.py"
 CHEAT = """cat > tests/test_calc.py <<'END'
@@ -50,20 +50,8 @@ async def backend(tmp_path: Path) -> AsyncIterator[CellBackend]:
 
 
 @pytest.fixture
-def task(tmp_path: Path, calc: Calc, _evaluator: None) -> TaskRequest:
+def task(tmp_path: Path, calc: Calc) -> TaskRequest:
     return imported(tmp_path, calc.row, calc)
-
-
-@pytest.fixture
-def _evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name `swebench` is known as after `make install`."""
-    from importlib.metadata import EntryPoint
-
-    from topics.environment import registry
-
-    known = registry._installed(registry.Kind.EVALUATOR)
-    point = EntryPoint("swebench", "consumers.evaluators.swebench:SweBench", "polar.evaluator")
-    monkeypatch.setitem(known, "swebench", point)
 
 
 def imported(folder: Path, row: dict[str, object], calc: Calc) -> TaskRequest:
@@ -143,7 +131,7 @@ async def test_neither_the_future_nor_the_tests_are_in_the_sandbox(
 
 
 async def test_a_test_patch_that_doesnt_fit_leaves_no_reward(
-    tmp_path: Path, backend: CellBackend, calc: Calc, _evaluator: None
+    tmp_path: Path, backend: CellBackend, calc: Calc
 ) -> None:
     row = calc.row
     row["test_patch"] = row["test_patch"].replace("calc.add(1, 2)", "calc.add(1, 3)")
@@ -160,7 +148,7 @@ def test_an_import_is_the_same_each_time(tmp_path: Path, calc: Calc, task: TaskR
     assert bundle.read_bytes() == before
 
 
-def test_a_commit_that_the_repository_lacks_is_named(tmp_path: Path, calc: Calc, _evaluator: None) -> None:
+def test_a_commit_that_the_repository_lacks_is_named(tmp_path: Path, calc: Calc) -> None:
     row = {**calc.row, "base_commit": "0" * 40}
     with pytest.raises(AssertionError, match="git fetch failed"):
         imported(tmp_path, row, calc)
