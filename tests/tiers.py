@@ -7,8 +7,8 @@
 | `system` | one of the two whole systems that the run starts: one for each of `SHARED_FOLDERS` |
 | `hard` | minutes, kills of brokers, proxies and trainers, Docker, vLLM, or all pages of the docs |
 
-A mark names the tier of a test; Docker, GPUs, vLLM and the large CLIs are `hard`. Without a mark, the folder decides (`FOLDERS`). Elsewhere a
-test that uses the broker is `contract`, and any other test is `pure`. A pure test fails if it starts a process (`guard`).
+A mark names the tier of a test; Docker, GPUs, vLLM and the large CLIs are `hard`. Without a mark, the folder decides (`FOLDERS`). Elsewhere
+a test that uses the broker is `contract`, and any other test is `pure`. A pure test fails if it starts a process (`guard`).
 """
 
 from __future__ import annotations

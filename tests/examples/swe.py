@@ -18,7 +18,7 @@ from consumers.runtimes.prepare import prepare, steps
 from polar.tasks import mapping, task_sets
 from tests.uploading import submitted
 from topics.environment import registry
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.types.session import Status
 from topics.types.task import TaskRequest
 
@@ -62,7 +62,7 @@ def skip_without_programs(name: str) -> None:
 
 async def evaluated(backend: RuntimeBackend, folder: Path, task: TaskRequest, command: str) -> Verdict:
     """The verdict after a run of `command`, by the steps that the stages take. `folder`: for the uploads."""
-    blobs = BlobStore(folder / "blobs")
+    blobs = FolderBlobs(folder / "blobs")
     task = submitted(task, blobs)
     evaluator = registry.load(registry.Kind.EVALUATOR, task.evaluator.strategy)(task.evaluator.config)
     made = await backend.create(

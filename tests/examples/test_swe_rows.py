@@ -13,7 +13,7 @@ from consumers.runtimes.base import RuntimeBackend
 from examples.swe.rows import REPOSITORIES, ROWS, row, write
 from polar.tasks import mapping, task_sets
 from polar.tasks.repositories import Repositories
-from polar.tasks.row_mapping import RowOptions
+from polar.tasks.row_options import RowOptions
 from tests.examples.swe import AGENT, NAMES, ROOT, RUNS, TASKS, evaluated, skip_without_programs, solution
 from topics.types.task import TaskRequest
 

@@ -12,7 +12,7 @@ from consumers.harnesses import agent_files
 from consumers.harnesses.base import harness_of
 from consumers.runtimes.process import ProcessRuntime
 from polar.uploads import Uploads
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import BlobStore, FolderBlobs
 from topics.types.errors import InputError
 from topics.types.task import AgentSpec, TaskRequest
 
@@ -54,7 +54,7 @@ def sent(folder: Path, blobs: BlobStore, **agent: Any) -> AgentSpec:
 async def test_each_program_finds_them_in_its_home(
     runtime: ProcessRuntime, tmp_path: Path, folder: Path, harness: str, instructions: object
 ) -> None:
-    blobs = BlobStore(tmp_path / "blobs")
+    blobs = FolderBlobs(tmp_path / "blobs")
     agent = sent(folder, blobs, harness=harness, skills=["skills/weighing"], instructions=instructions)
     await agent_files.place(runtime, harness_of(agent), agent, blobs)
     skills, rules = PLACES[harness]
@@ -70,7 +70,7 @@ async def test_skills_that_are_in_the_sandbox_are_copied_and_the_tasks_own_win(
 ) -> None:
     for name, text in (("weighing", "old"), ("sorting", "sort")):
         await runtime.write_file(f"its skills/{name}/SKILL.md", text.encode())
-    blobs = BlobStore(tmp_path / "blobs")
+    blobs = FolderBlobs(tmp_path / "blobs")
     agent = sent(folder, blobs, harness="pi", skills=["skills/weighing"], skills_path="its skills")
     await agent_files.place(runtime, harness_of(agent), agent, blobs)
     found = Path(runtime.home) / PLACES["pi"][0]
@@ -81,18 +81,18 @@ async def test_skills_that_are_in_the_sandbox_are_copied_and_the_tasks_own_win(
 async def test_a_folder_that_is_not_in_the_sandbox_is_bad_input(runtime: ProcessRuntime, tmp_path: Path) -> None:
     agent = AgentSpec(harness="pi", skills_path="/no/such/folder")
     with pytest.raises(InputError, match=r"agent\.skills_path: can't be copied"):
-        await agent_files.place(runtime, harness_of(agent), agent, BlobStore(tmp_path))
+        await agent_files.place(runtime, harness_of(agent), agent, FolderBlobs(tmp_path))
 
 
 async def test_an_agent_without_any_leaves_the_home_alone(runtime: ProcessRuntime, tmp_path: Path) -> None:
     agent = AgentSpec.model_validate({"harness": "shell", "custom_shell": {"command": "true"}})
     before = sorted(Path(runtime.home).rglob("*"))
-    await agent_files.place(runtime, harness_of(agent), agent, BlobStore(tmp_path))
+    await agent_files.place(runtime, harness_of(agent), agent, FolderBlobs(tmp_path))
     assert sorted(Path(runtime.home).rglob("*")) == before
 
 
 def test_a_folder_without_a_skill_is_refused_when_the_task_is_submitted(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(InputError, match=r"agent\.skills\.0\.source: is no skill: a folder with SKILL\.md"):
-        sent(folder, BlobStore(tmp_path / "blobs"), harness="pi", skills=["skills"])
+        sent(folder, FolderBlobs(tmp_path / "blobs"), harness="pi", skills=["skills"])
     with pytest.raises(InputError, match=r"agent\.instructions\.source: can't be read"):
-        sent(folder, BlobStore(tmp_path / "blobs"), harness="pi", instructions={"source": "no.md"})
+        sent(folder, FolderBlobs(tmp_path / "blobs"), harness="pi", instructions={"source": "no.md"})

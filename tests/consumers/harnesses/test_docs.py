@@ -82,7 +82,9 @@ async def test_a_file_is_a_harness_whose_program_runs(
     monkeypatch.setenv(registry.PRESETS, str(tmp_path / "presets"))
     program = tmp_path / "bin" / "my-agent"
     program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "$MY_AGENT_TELEMETRY $3 $4"\ncat "$2" ~/.my-agent/AGENTS.md -\necho {} >~/.my-agent/session.jsonl\n')
+    program.write_text(
+        '#!/bin/sh\necho "$MY_AGENT_TELEMETRY $3 $4"\ncat "$2" ~/.my-agent/AGENTS.md -\necho {} >~/.my-agent/session.jsonl\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     servers = [
@@ -98,7 +100,7 @@ async def test_a_file_is_a_harness_whose_program_runs(
             "runtime": {"network": "host"},
         }
     ).agent
-    launch = await set_up(runtime, access_to("http://proxy"), "Mend.\n", agent, BlobStore(tmp_path / "blobs"))
+    launch = await set_up(runtime, access_to("http://proxy"), "Mend.\n", agent, FolderBlobs(tmp_path / "blobs"))
     result = await runtime.exec(Exec(launch.command, env=dict(launch.env), stdin=str(launch.stdin)))
     assert result.exit_code == 0, result.tail
     begin, config, *rest = result.tail.replace("Speak", "\nSpeak", 1).splitlines()

@@ -20,7 +20,11 @@ from tests.polar.cli.commands import polar
 from tests.polar.tasks.swe import a_row
 from topics.types.errors import InputError
 
-ROWS = [a_row(instance_id="a__b-1", difficulty="1-4 hours"), a_row(instance_id="a__b-2", version="2.0", difficulty="<15 min fix")]
+TEXT = st.text(st.characters(codec="utf-8"))
+ROWS = [
+    a_row(instance_id="a__b-1", difficulty="1-4 hours"),
+    a_row(instance_id="a__b-2", version="2.0", difficulty="<15 min fix"),
+]
 
 
 def write(folder: Path, suffix: str, found: list[dict[str, Any]]) -> Path:
@@ -49,14 +53,16 @@ def test_each_kind_of_file_has_the_rows(tmp_path: Path, suffix: str) -> None:
         st.dictionaries(
             st.text(st.characters(codec="utf-8"), min_size=1),
             st.recursive(
-                st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters(codec="utf-8")),
-                lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3),
+                st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+                lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
             ),
         ),
         min_size=1,
     )
 )  # fmt: skip
-def test_lines_are_read_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]) -> None:
+def test_lines_are_read_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]
+) -> None:
     path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in found))
     assert [dict(row.config) for row in rows.read(path)] == found

@@ -19,7 +19,7 @@ from tests.polar.cli.commands import polar
 from tests.polar.tasks import swe
 from tests.polar.tasks.swe import Calc
 from tests.uploading import submitted
-from topics.environment.blobs import BlobStore
+from topics.environment.blobs import FolderBlobs
 from topics.types.session import Status
 from topics.types.task import TaskRequest, parse
 
@@ -64,13 +64,13 @@ def imported(folder: Path, row: dict[str, object], calc: Calc) -> TaskRequest:
     )
     assert code == 0, out + err
     (document,) = documents.read(str(folder / "tasks.jsonl"))
-    return submitted(parse(document.body), BlobStore(folder / "blobs"))
+    return submitted(parse(document.body), FolderBlobs(folder / "blobs"))
 
 
 async def judged(folder: Path, backend: CellBackend, task: TaskRequest, agent: str) -> tuple[Verdict, str]:
     """The verdict on what an agent's command left, and what it printed."""
     evaluator = SweBench(task.evaluator.config)
-    blobs = BlobStore(folder / "blobs")
+    blobs = FolderBlobs(folder / "blobs")
     labels = Labels("polar", "calc.0", 1, claim())
     made = await backend.create(labels, task.runtime, steps(task.runtime.prepare, blobs))
     await evaluator.keep(made)
@@ -130,12 +130,12 @@ async def test_neither_the_future_nor_the_tests_are_in_the_sandbox(
     assert "bundle" not in printed
 
 
-async def test_a_test_patch_that_doesnt_fit_leaves_no_reward(
-    tmp_path: Path, backend: CellBackend, calc: Calc
-) -> None:
+async def test_a_test_patch_that_doesnt_fit_leaves_no_reward(tmp_path: Path, backend: CellBackend, calc: Calc) -> None:
     row = calc.row
     row["test_patch"] = row["test_patch"].replace("calc.add(1, 2)", "calc.add(1, 3)")
-    with pytest.raises(EvaluationError, match=r"test_patch doesn't apply to the files that runtime\.prepare left") as failure:
+    with pytest.raises(
+        EvaluationError, match=r"test_patch doesn't apply to the files that runtime\.prepare left"
+    ) as failure:
         await judged(tmp_path, backend, imported(tmp_path, row, calc), FIX)
     assert failure.value.code == "test_patch"
 
