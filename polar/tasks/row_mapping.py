@@ -154,7 +154,7 @@ class _Mapping:
         target = rule.becomes
         try:
             if name in TEXTS and not isinstance(value, str):
-                raise ValueError("must be text")  # noqa: TRY004
+                raise ValueError("must be text")
             match name:
                 case "instance_id":
                     put(self._body, f"{MARK}.instance_id", value)

@@ -51,7 +51,9 @@ async def test_the_lists_decide(case: Case, printed: str, exit_code: int, reward
         ("PASSED t[b]", 0.0),
     ],
 )
-async def test_a_name_cut_within_its_brackets_stands_for_all_that_begin_so(case: Case, printed: str, reward: float) -> None:
+async def test_a_name_cut_within_its_brackets_stands_for_all_that_begin_so(
+    case: Case, printed: str, reward: float
+) -> None:
     await case.runtime.write_file("printed", printed.encode())
     config = {"test_command": "cat printed", "fail_to_pass": ["t[a"], "parser": "parse_log_pytest_v2"}
     assert (await SweBench(config).evaluate(case)).reward == reward
@@ -82,7 +84,10 @@ def test_the_paths_of_a_patch_are_all_that_it_names() -> None:
 
 
 OUTPUTS = {
-    "parse_log_pytest": ("PASSED t/a.py::b\nSKIPPED [2] t/a.py:3: why\nFAILED t/a.py::c - a - b", {"t/a.py::b": "PASSED", "t/a.py::c": "FAILED"}),
+    "parse_log_pytest": (
+        "PASSED t/a.py::b\nSKIPPED [2] t/a.py:3: why\nFAILED t/a.py::c - a - b",
+        {"t/a.py::b": "PASSED", "t/a.py::c": "FAILED"},
+    ),
     "parse_log_requests": ("PASSED t.py::a[/x/y/z]\nPASSED t.py::b[//x/y]", {"t.py::a[/z]": "PASSED", "t.py::b[//x/y]": "PASSED"}),
     "parse_log_sphinx": ("\x1b[32mPASSED\x1b[0m t.py::a[b c]\nt.py::d FAILED", {"t.py::a[b c]": "PASSED", "t.py::d": "FAILED"}),
     "parse_log_matplotlib": ("PASSED t.py::a[MouseButton.LEFT]", {"t.py::a[1]": "PASSED"}),
@@ -111,7 +116,10 @@ def test_every_parser_is_tried() -> None:
     assert {SWEBENCH_FORMS[form] for form in OUTPUTS} == set(SWEBENCH_FORMS.values())
 
 
-PIECES = ["PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "t[a", "b]", " - ", " ... ", "ok", "F", "___", ".py:", "--- PASS: ", "test ", " ", "\t", "\n", "\x1b[1m"]  # fmt: skip
+PIECES = [
+    *("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "t[a", "b]", " - ", " ... ", "ok", "F", "___", ".py:"),
+    *("--- PASS: ", "test ", " ", "\t", "\n", "\x1b[1m"),
+]
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5)).map("".join), st.sampled_from(sorted(SWEBENCH_FORMS)))
@@ -131,5 +139,6 @@ def test_long_lines_take_linear_time(form: str, unit: str) -> None:
 
 
 def test_r2e_gyms_names_have_no_file() -> None:
-    printed = "PASSED r2e_tests/test_1.py::x\n=== short test summary info ===\nPASSED r2e_tests/test_1.py::TestA::test_b\nFAILED r2e_tests/test_1.py::test_c - why"
+    summary = "PASSED r2e_tests/test_1.py::TestA::test_b\nFAILED r2e_tests/test_1.py::test_c - why"
+    printed = f"PASSED r2e_tests/test_1.py::x\n=== short test summary info ===\n{summary}"
     assert statuses(printed, (), "r2e") == {"TestA.test_b": "PASSED", "test_c": "FAILED"}

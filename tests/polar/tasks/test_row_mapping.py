@@ -113,7 +113,10 @@ def test_each_format_names_its_images(row_format: RowFormat, image: str) -> None
 
 
 def test_an_image_may_have_places() -> None:
-    assert mapped(a_row(test_command="true"), image="mine/{{repo}}:{{version}}").body["runtime"]["image"] == "mine/mine/calc:1.0"
+    assert (
+        mapped(a_row(test_command="true"), image="mine/{{repo}}:{{version}}").body["runtime"]["image"]
+        == "mine/mine/calc:1.0"
+    )
     with pytest.raises(InputError, match="the row has no such field"):
         mapped(a_row(test_command="true"), image="{{tag}}")
 
@@ -147,7 +150,12 @@ def test_another_script_is_refused(script: str, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("eval_type", "fail_only"), ("log_parser", "parse_log_karma"), ("image_assets", '{"a": 1}'), ("test_assets", True)],
+    [
+        ("eval_type", "fail_only"),
+        ("log_parser", "parse_log_karma"),
+        ("image_assets", '{"a": 1}'),
+        ("test_assets", True),
+    ],
 )
 def test_what_isnt_built_is_refused_by_name(field: str, value: object) -> None:
     assert refused(mapped({**ROWS[RowFormat.SWE_BENCH_5], field: value})).startswith(f"{field}: ")
@@ -164,7 +172,11 @@ def test_swe_smith_counts_what_it_runs_and_its_bug_has_no_history() -> None:
     assert config(found)["pass_to_pass"] == ["tests/test_calc.py::test_adds"]
     assert config(found)["protected"] == ["tests/test_calc.py"]
     (action,) = found.body["runtime"]["prepare"]
-    assert action["command"].index("git apply") < action["command"].index("rm -rf .git") < action["command"].index("git commit")
+    assert (
+        action["command"].index("git apply")
+        < action["command"].index("rm -rf .git")
+        < action["command"].index("git commit")
+    )
 
 
 def test_r2e_gyms_statuses_are_compared_as_there() -> None:
@@ -244,7 +256,9 @@ def test_a_plain_row_is_what_the_template_makes_of_it() -> None:
 
 
 def test_nemo_gym_is_refused_by_name() -> None:
-    assert any(one.name == "responses_create_params" for one in mapped({"responses_create_params": {"input": []}}).refusals)
+    assert any(
+        one.name == "responses_create_params" for one in mapped({"responses_create_params": {"input": []}}).refusals
+    )
 
 
 def test_every_format_has_rules_but_the_plain_one() -> None:
@@ -263,7 +277,10 @@ def test_a_place_alone_keeps_the_value_and_its_type(fields: dict[str, Any]) -> N
     assert filled({"a": ["x {{b}}"]}, {"b": "{{c}}"}) == {"a": ["x {{c}}"]}, "a value is no template"
 
 
-@given(st.dictionaries(NAMES, VALUES) | st.builds(lambda more: a_row(**more), st.dictionaries(st.sampled_from(sorted(a_row())), VALUES)))
+@given(
+    st.dictionaries(NAMES, VALUES)
+    | st.builds(lambda more: a_row(**more), st.dictionaries(st.sampled_from(sorted(a_row())), VALUES))
+)
 def test_every_row_is_mapped_or_refused(fields: dict[str, Any]) -> None:
     """None raises anything else, and a task that isn't refused has its solution nowhere."""
     found = mapped(fields, {"instruction": "do"})

@@ -130,12 +130,12 @@ async def test_neither_the_future_nor_the_tests_are_in_the_sandbox(
     assert "bundle" not in printed
 
 
-async def test_a_test_patch_that_doesnt_fit_leaves_no_reward(
-    tmp_path: Path, backend: CellBackend, calc: Calc
-) -> None:
+async def test_a_test_patch_that_doesnt_fit_leaves_no_reward(tmp_path: Path, backend: CellBackend, calc: Calc) -> None:
     row = calc.row
     row["test_patch"] = row["test_patch"].replace("calc.add(1, 2)", "calc.add(1, 3)")
-    with pytest.raises(EvaluationError, match=r"test_patch doesn't apply to the files that runtime\.prepare left") as failure:
+    with pytest.raises(
+        EvaluationError, match=r"test_patch doesn't apply to the files that runtime\.prepare left"
+    ) as failure:
         await judged(tmp_path, backend, imported(tmp_path, row, calc), FIX)
     assert failure.value.code == "test_patch"
 
