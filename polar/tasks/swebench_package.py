@@ -32,7 +32,7 @@ def test_run(fields: Mapping[str, Any]) -> tuple[str, str]:
             raise ValueError(f"the tests of {repo} report failures alone, so a run that never began would pass")
         specs = MAP_REPO_VERSION_TO_SPECS[repo][fields["version"]]
         lines = make_eval_script_list(
-            specs, fields, ENVIRONMENT, REPOSITORY, fields["base_commit"], fields["test_patch"]
+            fields, specs, ENVIRONMENT, REPOSITORY, fields["base_commit"], fields["test_patch"]
         )
         return "\n".join(lines), str(MAP_REPO_TO_PARSER[repo].__name__)
     except KeyError as error:

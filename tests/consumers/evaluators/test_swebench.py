@@ -139,6 +139,6 @@ def test_long_lines_take_linear_time(form: str, unit: str) -> None:
 
 
 def test_r2e_gyms_names_have_no_file() -> None:
-    before = "PASSED r2e_tests/test_1.py::x\n=== short test summary info ===\n"
-    printed = f"{before}PASSED r2e_tests/test_1.py::TestA::test_b\nFAILED r2e_tests/test_1.py::test_c - why"
+    summary = "PASSED r2e_tests/test_1.py::TestA::test_b\nFAILED r2e_tests/test_1.py::test_c - why"
+    printed = f"PASSED r2e_tests/test_1.py::x\n=== short test summary info ===\n{summary}"
     assert statuses(printed, (), "r2e") == {"TestA.test_b": "PASSED", "test_c": "FAILED"}

@@ -20,7 +20,6 @@ from tests.polar.cli.commands import polar
 from tests.polar.tasks.swe import a_row
 from topics.types.errors import InputError
 
-TEXT = st.text(st.characters(codec="utf-8"))
 ROWS = [
     a_row(instance_id="a__b-1", difficulty="1-4 hours"),
     a_row(instance_id="a__b-2", version="2.0", difficulty="<15 min fix"),
@@ -48,18 +47,14 @@ def test_each_kind_of_file_has_the_rows(tmp_path: Path, suffix: str) -> None:
     assert [member.name for member, _ in selection.tasks] == ["a__b-2"]
 
 
-@given(
-    st.lists(
-        st.dictionaries(
-            st.text(st.characters(codec="utf-8"), min_size=1),
-            st.recursive(
-                st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
-                lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-            ),
-        ),
-        min_size=1,
-    )
-)  # fmt: skip
+TEXT = st.text(st.characters(codec="utf-8"))
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+VALUES = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=10
+)
+
+
+@given(st.lists(st.dictionaries(TEXT, VALUES), min_size=1))
 def test_lines_are_read_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]
 ) -> None:
