@@ -28,7 +28,7 @@ from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import UnreachableError
 from topics import completions
 from topics.contract import catalogue
-from topics.environment import blob_store, blobs, cache, http_json, private_files, registry
+from topics.environment import blob_store, cache, http_json, private_files, registry
 from topics.environment.keys import read_keys_file
 from topics.environment.settings import Settings
 from topics.log import admin
@@ -306,7 +306,7 @@ def _blobs(settings: Settings) -> Finding:
     """The blob store, by a look for a blob that isn't there. A folder that doesn't exist yet is made by the first writer."""
     try:
         store = blob_store.of(settings)
-        store.refresh(blobs.named("0" * 64))
+        store.check()
     except (OSError, NotReadyError) as error:
         todo = "correct POLAR_BLOBS and the AWS_* variables, or start the server; until then tasks and artifacts wait"
         return Finding("blobs", State.BAD, str(error), todo)

@@ -107,11 +107,15 @@ def _class_path() -> str:
     (version,) = (jar.version for jar in jars if jar.artifact == "s3proxy")
     folder = cache.installed(
         f"s3proxy-{version}",
-        lambda partial: distribution.download(jars, partial, print),
+        lambda partial: distribution.download(jars, partial, _ignored),
         whole=lambda entry: all(jar.matches(entry / jar.name) for jar in jars),
-        announce=print,
+        announce=_ignored,
     )
     return os.pathsep.join(str(folder / jar.name) for jar in jars)
+
+
+def _ignored(_line: str) -> None:
+    """The lines of a download say that it is Kafka's."""
 
 
 def _jar(line: str) -> Jar:

@@ -102,6 +102,10 @@ class BlobStore(ABC):
         """Bring a blob to this host, so that reading it there needs no other. Raises as `get`. Only stores far away have anything to do."""
         digest_of(ref)
 
+    def check(self) -> None:
+        """Ask the store for a blob that isn't there. Raises OSError if the store can't be used."""
+        self.refresh(named("0" * 64))
+
     @abstractmethod
     def write(self, blob: BlobRef, chunks: Iterable[bytes]) -> None:
         """Make the blob appear once `chunks`, its bytes, has ended. An error of `chunks` leaves nothing, and is raised."""

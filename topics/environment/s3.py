@@ -111,6 +111,8 @@ def failure(error: Exception) -> str:
     if code := _CODE.search(text):
         remedy = _REMEDIES.get(code[1])
         return f"the server answers {code[1]}" + (f": {remedy}" if remedy else "")
+    if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):  # HEAD, whose answer has no body
+        return "the server refuses these credentials, or they may not read there"
     if cause := _CAUSE.search(text):
         return f"no answer ({cause[0].strip()})"
     return _first_line(error)

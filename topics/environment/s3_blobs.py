@@ -7,11 +7,11 @@ was never completed stays invisible in the bucket; a lifecycle rule removes it (
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 from topics.environment import s3
-from topics.environment.blobs import BlobRef, BlobStore, BlobStoreError, Readable, digest_of
+from topics.environment.blobs import BlobRef, BlobStore, BlobStoreError, Readable, digest_of, named
 from topics.environment.s3 import S3Address
 
 PART = 8 * 1024 * 1024
@@ -61,6 +61,11 @@ class S3Blobs(BlobStore):
     def source(self, ref: str) -> Iterator[Readable]:
         key = _key(ref)
         yield _Ranges(self, key, self._head(key)[0])
+
+    def check(self) -> None:
+        # Not HEAD, whose answer has no body: a missing bucket would look like a missing blob.
+        with suppress(FileNotFoundError):
+            self.part(_key(named("0" * 64)), 0, 1)
 
     def part(self, key: str, start: int, length: int) -> bytes:
         """Bytes of an object, at most PART. Raises FileNotFoundError, BlobStoreError."""

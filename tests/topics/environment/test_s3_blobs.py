@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -195,19 +195,23 @@ def test_wrong_credentials_are_named_and_not_shown(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     store = S3Blobs(address)
+    use: Callable[[], object]
     for use in (lambda: store.put(b"new"), lambda: store.get(BLOB), lambda: store.refresh(BLOB)):
         with pytest.raises(BlobStoreError, match="POLAR_BLOBS") as failed:
             use()
         assert "another" not in str(failed.value)
         assert SECRET not in str(failed.value)
-    assert reason in str(failed.value) or "refused" in str(failed.value)
+    assert "refuses these credentials" in str(failed.value), "the answer to HEAD has no reason"
+    with pytest.raises(BlobStoreError, match=reason):
+        store.check()
 
 
 @pytest.mark.contract
 def test_a_missing_bucket_is_no_missing_blob(server: S3Server) -> None:
     store = S3Blobs(S3Address("no-such-bucket", ""))
-    with pytest.raises(BlobStoreError, match="create the bucket"):
-        store.put(b"new")
+    for use in (lambda: store.put(b"new"), store.check):
+        with pytest.raises(BlobStoreError, match="create the bucket"):
+            use()
 
 
 @pytest.mark.contract
