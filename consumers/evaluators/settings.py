@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from typing import TypeGuard
 
+import msgspec
+
 from consumers.evaluators.command import Command
 from topics.types.errors import InputError
 
@@ -17,10 +19,12 @@ def refused(name: str, config: Config, reason: str) -> InputError:
     return InputError(f"evaluator.config.{name}", config.get(name), reason)
 
 
-def check_names(config: Config, known: Collection[str]) -> None:
+def check_names(config: Config, known: type[msgspec.Struct] | Collection[str]) -> None:
+    """Raises InputError for a setting that isn't known: by the struct that describes an evaluator's settings, or by their names."""
+    names = known.__struct_fields__ if isinstance(known, type) else known
     for name in config:
-        if name not in known:
-            raise refused(name, config, f"no such setting; there are: {', '.join(known)}")
+        if name not in names:
+            raise refused(name, config, f"no such setting; there are: {', '.join(names)}")
 
 
 def command(config: Config, name: str) -> Command:

@@ -50,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
     context_window: Tokens = 262_144
+    """Tokens that the CLI takes the model's context to hold; it compacts in time."""
 
 
 class Codex(CliHarness[Settings]):

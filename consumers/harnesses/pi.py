@@ -32,7 +32,9 @@ class Settings(msgspec.Struct, frozen=True):
     )
     """The provider's API, by pi's own names."""
     context_window: Tokens = 262_144
+    """Tokens that the CLI takes the model's context to hold; it compacts in time."""
     max_tokens: Tokens = 8_192
+    """Tokens that the CLI requests for one answer."""
 
 
 class Pi(CliHarness[Settings]):

@@ -26,7 +26,9 @@ class Settings(msgspec.Struct, frozen=True):
     auth_type: Literal["openai", "anthropic", "gemini"] = "openai"
     """The provider's API, by Qwen Code's own names."""
     context_window: Tokens = 262_144
+    """Tokens that the CLI takes the model's context to hold; it compacts in time."""
     max_tokens: Tokens = 32_000
+    """Tokens that the CLI requests for one answer."""
 
 
 class QwenCode(CliHarness[Settings]):

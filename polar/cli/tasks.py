@@ -29,7 +29,11 @@ from topics.types.errors import InputError
 SHOWN_PROBLEMS = 20
 """Messages about single tasks; the rest is counted."""
 
-app = typer.Typer(no_args_is_help=True, help="List, show and import tasks in Harbor's format.", rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, show and import tasks in Harbor's format; every field of a task (docs).",
+    rich_markup_mode=None,
+)
 
 SetPath = Annotated[
     Path,
@@ -149,6 +153,14 @@ def _named(found: Sequence[Member], name: str | None) -> Member:
         "two datasets have it; give --dataset" if named else f"name one of the set's {len(found)} tasks: {names}, …"
     )
     raise InputError("TASK", name, reason)
+
+
+@app.command("docs")
+def docs() -> None:
+    """Describe every field of a task, as Markdown: docs/task.md. Needs no running system."""
+    from polar.tasks import task_page
+
+    typer.echo(task_page.page(), nl=False)
 
 
 @app.command("import")
