@@ -96,7 +96,8 @@ class Part:
             with self._located():
                 verdict = base.checked(await evaluator.evaluate(case))
         except EvaluationError as error:
-            raise EvaluationError(error.code, f"{self.name}: {error}", self._named(error.artifacts)) from error
+            message, artifacts = f"{self.name}: {error}", self._named(error.artifacts)
+            raise EvaluationError(error.code, message, artifacts, is_infra=error.is_infra) from error
         return replace(verdict, artifacts=self._named(verdict.artifacts))
 
     def reason(self, verdict: Verdict, limit: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from consumers.evaluators.command import Command
 from topics.types.errors import InputError
 
 Config = Mapping[str, object]
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def refused(name: str, config: Config, reason: str) -> InputError:
@@ -25,6 +26,21 @@ def check_names(config: Config, known: type[msgspec.Struct] | Collection[str]) -
     for name in config:
         if name not in names:
             raise refused(name, config, f"no such setting; there are: {', '.join(names)}")
+
+
+def read(config: Config, known: type[S]) -> S:
+    """A task's settings as the struct that describes them. Raises InputError for the first unknown, bad or missing one."""
+    check_names(config, known)
+    values: dict[str, object] = {}
+    for each in msgspec.structs.fields(known):
+        if each.name in config:
+            try:
+                values[each.name] = msgspec.convert(config[each.name], each.type)
+            except msgspec.ValidationError as error:
+                raise refused(each.name, config, str(error)) from None
+        elif each.required:
+            raise refused(each.name, config, "is needed")
+    return known(**values)
 
 
 def command(config: Config, name: str) -> Command:

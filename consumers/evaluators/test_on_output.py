@@ -2,7 +2,8 @@
 
 `TaskSettings` has the settings. With `expected_output_json` the reward is 1.0 if each named test has its status, otherwise 0.0. Without it
 the command must end with exit code 0. With `report` statuses come from a JUnit XML report in a new folder, whose name nobody knows
-beforehand, and the exit code must be 0 as well. Without `expected_output_json` no test of the report may have failed, and one must have passed.
+beforehand, and the exit code must be 0 as well. Without `expected_output_json` no test of the report may have failed, and one must have
+passed.
 
 Without `report`, the statuses are read from the command's output (`parsers`). The tested code prints into the same output, so it can print
 such lines; it can't print into a report. Code that runs in the test runner's own process can still write the report: only tests that call
