@@ -185,7 +185,7 @@ def _scale(config: settings.Config, found: TaskSettings) -> Scale:
             raise settings.refused("scale", config, "goes without choices; leave one of them out")
         if not 2 <= len(found.choices) <= CHOICES_LIMIT:
             raise settings.refused("choices", config, f"must be 2 to {CHOICES_LIMIT} words with their rewards")
-        return Scale(found.choices)
+        return Scale(dict(found.choices.items()))
     lowest, highest = found.scale
     if not 0 < highest - lowest <= SPAN_LIMIT:
         raise settings.refused(

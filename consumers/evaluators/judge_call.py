@@ -62,7 +62,8 @@ async def _in_thread(send: partial[http_json.Answer], timeout_s: float) -> http_
             ended.set_exception(error or RuntimeError("no result"))
 
     def run() -> None:
-        answer, raised = None, None
+        answer: http_json.Answer | None = None
+        raised: Exception | None = None
         try:
             answer = send()
         except Exception as error:

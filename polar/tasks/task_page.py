@@ -224,6 +224,7 @@ def rows(described: type) -> list[Row]:
 def _defaults(described: type) -> dict[str, object]:
     if issubclass(described, BaseModel):
         return {name: info.get_default(call_default_factory=True) for name, info in described.model_fields.items()}
+    assert issubclass(described, msgspec.Struct), "settings are models or structs"
     found: dict[str, object] = {}
     for each in msgspec.structs.fields(described):
         made = each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory()
