@@ -36,7 +36,8 @@ class Part:
 
 
 async def collected(case: Case, sees: Iterable[str], files: Iterable[str], limit: int) -> list[Part]:
-    """The parts that a judge sees, each of at most `limit` characters and a note. Raises NotReadyError and SandboxError."""
+    """The parts that a judge sees, still whole, but for files that are far longer than `limit` characters. Raises NotReadyError and
+    SandboxError."""
     parts = []
     for word in sees:
         if word == "instruction":
@@ -44,11 +45,11 @@ async def collected(case: Case, sees: Iterable[str], files: Iterable[str], limit
         else:
             data = None if case.artifacts is None else await case.artifacts.read(ARTIFACTS[word])
             text = None if data is None else data.decode(errors="replace")
-        parts.append(Part(TITLES[word], None if text is None else cut(text, limit)))
+        parts.append(Part(TITLES[word], text))
     for path in files:
         try:
             data = await case.runtime.read_file(path, 4 * limit + 1)  # no character has more bytes
-            text = cut(data.decode(errors="replace"), limit)
+            text = data.decode(errors="replace") + ("\n[… the file goes on …]" if len(data) > 4 * limit else "")
         except FileNotFoundError:
             text = None
         except (OSError, InputError) as error:  # whatever the run left in its place

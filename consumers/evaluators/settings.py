@@ -22,7 +22,7 @@ def refused(name: str, config: Config, reason: str) -> InputError:
 
 def check_names(config: Config, known: type[msgspec.Struct] | Collection[str]) -> None:
     """Raises InputError for a setting that isn't known: by the struct that describes an evaluator's settings, or by their names."""
-    names: Collection[str] = getattr(known, "__struct_fields__", known)
+    names = known.__struct_fields__ if isinstance(known, type) else known
     for name in config:
         if name not in names:
             raise refused(name, config, f"no such setting; there are: {', '.join(names)}")

@@ -27,7 +27,8 @@ def keys(tmp_path: Path) -> ClaimKeys:
 
 
 def claim_key(keys: ClaimKeys, **changes: Any) -> bytes:
-    return keys.key(**{"session_id": "t.0", "attempt": 1, "stage": Stage.EVALUATE, "ticket": "1a.1"} | changes)
+    ticket: dict[str, Any] = {"session_id": "t.0", "attempt": 1, "stage": Stage.EVALUATE, "ticket": "1a.1"}
+    return keys.key(**ticket | changes)
 
 
 def test_a_ticket_s_holder_makes_a_key_for_its_evaluation(keys: ClaimKeys) -> None:
