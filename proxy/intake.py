@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from proxy.call import CallTask, Pipeline
-from proxy.call_kinds import kind_of
+from proxy.call_kinds import Kind, kind_of
 from proxy.capture import CallSpec
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
@@ -61,7 +61,7 @@ class Intake:
             return shared
         admit(claim.key.limits, claim.usage, len(claim.in_flight), request.choices)
         first_id = dialect.id_prefix + os.urandom(16).hex()
-        kind = kind_of(request, lineage)
+        kind = kind_of(request, lineage) if claim.key.kind is None else Kind(claim.key.kind, "key")
         specs = [
             CallSpec(
                 call_id=first_id if choice == 0 else f"{first_id}.{choice}",

@@ -7,7 +7,9 @@ import logging
 import os
 import secrets
 import sys
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -16,6 +18,9 @@ import structlog
 
 from polar.embedded import Broker
 from tests import tiers
+from topics.environment import registry
+
+ROOT = Path(__file__).parents[1]
 
 # The duration of an example depends on the machine, which others share.
 hypothesis.settings.register_profile(
@@ -86,3 +91,18 @@ def _logs_as_before() -> Iterator[None]:
     yield
     logging.getLogger("aiokafka").setLevel(level)
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def own_plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Polar with the plug-ins of this tree's pyproject.toml, as `make install` registers them."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    info = tmp_path / "polar_rollouts-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: polar-rollouts\nVersion: 0.1.0\n")
+    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._installed.cache_clear()
+    yield
+    registry._installed.cache_clear()

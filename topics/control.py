@@ -19,7 +19,7 @@ class Grant(msgspec.Struct, frozen=True, tag="grant", omit_defaults=True):
     attempt: int
     claim_id: str
     log_partition: int | None = None
-    """Run claims: position of this attempt's `Open` in `polar.completions`, which the session key carries."""
+    """Run and evaluate claims: position of this attempt's `Open` in `polar.completions`, which the session key carries."""
     log_offset: int | None = None
 
 

@@ -34,6 +34,8 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket", omit_defaults=True):
     """Evaluate: how the run ended."""
     exit_code: int | None = None
     error: SessionError | None = None
+    artifacts: dict[str, str] | None = None
+    """Evaluate: what the run left in the blob store, by name."""
     ticket_id: str | None = None
     """Part of the ids of this ticket's claims; None if the coordinator is older than claim keys."""
     claim_key: bytes | None = None

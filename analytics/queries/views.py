@@ -103,7 +103,8 @@ CALLS = View(
         "engine": "the inference server",
         "model_requested": "the harness's model name; null: none",
         "model_served": "the engine's model name; null: none",
-        "kind": "`main`, `subagent` or `compaction`, which are trained, or the kind of an untrained side call (`title`, `router`, …)",
+        "kind": "`main`, `subagent` or `compaction`, which are trained, the kind of an untrained side call (`title`, `router`, …), or "
+        "`judge`: an evaluator's call, never trained",
         "kind_rule": "the rule that determined the kind; null: main",
         "lineage": "the harness's own session, thread, agent, parent and retry headers, by canonical name; null: it sent none",
         "outcome": "`answered`, `failed`, `abandoned` (the harness hung up), or `disowned`: captured, and never answered",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
-from topics.types.completion import Completion
+from topics.types.completion import JUDGE, Completion
 
 EMITTED = 100_000
 """Emitted sessions remembered after a gap, some 18 MB. A repeated Build follows its `Emitted` within minutes, so fewer
@@ -124,7 +124,7 @@ class OpenSessions:
         session = self._open.get(call.session_id)
         standing = CallStanding.OTHER_CLAIM if session is None else session.records.take(call)
         if session is None or standing is CallStanding.OTHER_CLAIM:
-            self.ignored["call_outside"] += 1
+            self.ignored["judge" if call.kind == JUDGE else "call_outside"] += 1
         elif standing is CallStanding.LATE:
             session.late += 1
         elif standing is CallStanding.COUNTS and (session.is_spilled or self._size + size > self._memory_limit):

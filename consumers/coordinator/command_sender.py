@@ -89,6 +89,7 @@ class CommandSender:
             status=session.status,
             exit_code=session.exit_code,
             error=session.error,
+            artifacts=session.artifacts,
             ticket_id=name,
             claim_key=self._claim_keys.key(session.session_id, session.attempt, command.stage, name),
         )

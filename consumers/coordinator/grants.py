@@ -69,11 +69,11 @@ def start_run(table: Table, granted: SessionState, now: int) -> Decision:
 def grant(table: Table, session: SessionState) -> Grant:
     """The answer to the session's granted claim."""
     assert session.claim_id is not None, "a grant answers a claim"
-    is_running = session.phase is Phase.RUNNING
+    calls_models = session.phase in (Phase.RUNNING, Phase.EVALUATING)
     return Grant(
         session.session_id,
         session.attempt,
         session.claim_id,
-        log_partition=table.partition if is_running else None,
-        log_offset=session.log_offset if is_running else None,
+        log_partition=table.partition if calls_models else None,
+        log_offset=session.log_offset if calls_models else None,
     )

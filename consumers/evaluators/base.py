@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Protocol, runtime_checkable
 
-from consumers.runtimes.base import Runtime
+from consumers.runtimes.base import ModelAccess, Runtime
 from topics.environment import registry
+from topics.environment.keys import Limits
 from topics.types.errors import SessionError
 from topics.types.session import Status
 
@@ -26,12 +27,31 @@ REASON_LIMIT = 1000
 
 
 class EvaluationError(Exception):
-    """There is no verdict, and another try won't help. `code` is stable; `artifacts` as in `Verdict`."""
+    """There is no verdict. `code` is stable; `artifacts` as in `Verdict`. `is_infra`: something else than the evaluator failed, like an
+    engine, and another try may help: the evaluation is tried three times in all."""
 
-    def __init__(self, code: str, message: str, artifacts: dict[str, bytes] | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, artifacts: dict[str, bytes] | None = None, *, is_infra: bool = False
+    ) -> None:
         self.code = code
         self.artifacts = artifacts or {}
+        self.is_infra = is_infra
         super().__init__(message)
+
+
+class Models(Protocol):
+    """A way to models for an evaluator. Its calls are recorded as `judge`, and are never trained (protocol 36)."""
+
+    def access(self, limits: Limits) -> ModelAccess:
+        """The proxy, a new key for at most `limits`, and the name of the task's model. The key must not reach the sandbox. Raises
+        NotReadyError if this worker knows no proxy."""
+
+
+class Artifacts(Protocol):
+    """What the run left in the blob store."""
+
+    async def read(self, name: str) -> bytes | None:
+        """An artifact, like `patch` or `agent_log`; None if the run left none. Raises NotReadyError if this worker's store lacks it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +69,12 @@ class Case:
     budget_s: float | None = None
     """After this many seconds the evaluator is cancelled, and there is no reward; None: not limited. Programs that the agent could make
     hang need a shorter limit of the evaluator's own."""
+    instruction: str = ""
+    """The task's."""
+    models: Models | None = None
+    """None: outside of a stage worker."""
+    artifacts: Artifacts | None = None
+    """None: outside of a stage worker."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,7 @@
 """The evaluator `composite`: the weighted sum of other evaluators' rewards, some of which may be gates.
 
-Config: `parts`, a list. The evaluators run one after another in the evaluation's sandbox, in the order of the list. Each part has:
-
-- `strategy`, `config`: as in a task's `evaluator`. All parts get the task's `evaluator.env`.
-- `weight`: the reward is the sum of weight × reward over the parts; 1.0 by default. The sum is not normalised.
-- `at_least`: makes the part a gate. With a lower reward of the part the whole reward is 0.0, and later parts don't run.
-- `name`: prefix of the part's artifacts (`NAME.evaluation_output`) and reasons; by default the strategy's name.
+The evaluators run one after another in the evaluation's sandbox, in the order of the list. `TaskSettings` and `PartSettings` have the
+settings. All parts get the task's `evaluator.env`. The sum is not normalised.
 
 A part without a reward ends the evaluation: the whole has no reward either. Only a gate that failed before counts, as it had ended the
 evaluation. Rewards of calls are weighted and summed like rewards; after a failed gate there are none.
@@ -25,6 +21,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
 
 from consumers.evaluators import base, settings
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict
@@ -32,14 +31,35 @@ from consumers.runtimes.base import Runtime
 from topics.environment import registry
 from topics.types.errors import InputError
 
-SETTINGS = ("parts",)
-PART_SETTINGS = ("strategy", "config", "weight", "at_least", "name")
 PARTS_LIMIT = 20
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CONFIG = "evaluator.config"
 _BETWEEN = "; "
 """Stands between the reasons of two parts."""
+
+
+class PartSettings(msgspec.Struct, frozen=True):
+    """A part of a `composite`: an evaluator with its weight."""
+
+    strategy: str
+    """An evaluator's name, or `module:Class`; also `composite`."""
+    config: dict[str, Any] = {}
+    """Its settings."""
+    weight: float = 1.0
+    """The reward is the sum of weight × reward over all parts. It may be 0 or negative."""
+    at_least: float | None = None
+    """Makes the part a gate: with a lower reward of this part, the whole reward is 0.0, and later parts don't run."""
+    name: str | None = None
+    """The beginning of its artifacts' names (`tests.evaluation_output`) and of its reason: 1 to 64 letters, digits, `_` or `-`. null: the
+    name of the strategy. Each part has its own."""
+
+
+class TaskSettings(msgspec.Struct, frozen=True):
+    """Settings of a task."""
+
+    parts: Annotated[list[PartSettings], msgspec.Meta(min_length=1, max_length=PARTS_LIMIT)]
+    """The evaluators, in the order in which they run."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +96,8 @@ class Part:
             with self._located():
                 verdict = base.checked(await evaluator.evaluate(case))
         except EvaluationError as error:
-            raise EvaluationError(error.code, f"{self.name}: {error}", self._named(error.artifacts)) from error
+            message, artifacts = f"{self.name}: {error}", self._named(error.artifacts)
+            raise EvaluationError(error.code, message, artifacts, is_infra=error.is_infra) from error
         return replace(verdict, artifacts=self._named(verdict.artifacts))
 
     def reason(self, verdict: Verdict, limit: int) -> str:
@@ -102,6 +123,8 @@ class Part:
 
 class Composite:
     """See `base.Protecting`."""
+
+    settings_type = TaskSettings
 
     def __init__(self, config: settings.Config) -> None:
         self._parts = parts_of(config)
@@ -158,7 +181,7 @@ class Composite:
 
 def parts_of(config: settings.Config) -> list[Part]:
     """The parts in a task's `evaluator.config`. Raises InputError for the first bad setting."""
-    settings.check_names(config, SETTINGS)
+    settings.check_names(config, TaskSettings)
     listed = config.get("parts")
     if not isinstance(listed, list) or not 0 < len(listed) <= PARTS_LIMIT:
         raise settings.refused("parts", config, f"must be a list of 1 to {PARTS_LIMIT} evaluators")
@@ -175,10 +198,11 @@ def parts_of(config: settings.Config) -> list[Part]:
 def _part(number: int, value: object) -> Part:
     field = f"{_CONFIG}.parts[{number}]"
     if not isinstance(value, dict):
-        raise InputError(field, value, f"must be an object with {', '.join(PART_SETTINGS)}")
+        raise InputError(field, value, f"must be an object with {', '.join(PartSettings.__struct_fields__)}")
     for name in value:
-        if name not in PART_SETTINGS:
-            raise InputError(f"{field}.{name}", value[name], f"no such setting; there are: {', '.join(PART_SETTINGS)}")
+        if name not in PartSettings.__struct_fields__:
+            known = ", ".join(PartSettings.__struct_fields__)
+            raise InputError(f"{field}.{name}", value[name], f"no such setting; there are: {known}")
     strategy, config = value.get("strategy"), value.get("config", {})
     if not isinstance(strategy, str):
         raise InputError(f"{field}.strategy", strategy, "must name an evaluator")

@@ -4,18 +4,17 @@ The task uploads its tests to /tests (`runtime.eval_prepare`), which needs an im
 left doesn't count. `/tests/test.sh` then runs in the working directory; its exit code says nothing. The reward is in `reward.json`, or
 without that file in `reward.txt` (harbor 0.26, verifier/verifier.py).
 
-Config:
-
-- `timeout_s`: limit of the tests in seconds.
-- `reward`: the name of the reward among the numbers of `reward.json`; `reward` by default.
-- `without_reward`: the result of tests that hang, that leave no reward, or leave one that is no finite number. `null` by default, as in
-  Harbor: there is no reward, and the session trains nothing. `zero`: the reward is 0.0. Tests that run the agent's work can be made to
-  fail so by it; then a policy learns to break tests that it can't pass, unless that counts 0.0.
+Tests that hang, leave no reward, or leave one that is no finite number give none, as in Harbor, unless the setting `without_reward` says
+0.0. Tests that run the agent's work can be made to fail so by it; then a policy learns to break tests that it can't pass, unless that
+counts 0.0. `TaskSettings` has the settings.
 """
 
 from __future__ import annotations
 
 from pathlib import PurePosixPath
+from typing import Annotated, Literal, get_args
+
+import msgspec
 
 from consumers.evaluators import reward_files, settings
 from consumers.evaluators.base import Case, EvaluationError, Verdict
@@ -23,10 +22,9 @@ from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError
 from consumers.evaluators.reward_files import JSON, REWARD, TEXT, BadRewardError, UnreadableError
 from consumers.runtimes.base import Exec, ExecResult, Runtime, SandboxError
 
-SETTINGS = ("timeout_s", "reward", "without_reward")
 TESTS = PurePosixPath("/tests")
 LOGS = PurePosixPath("/logs/verifier")
-RESULTS = ("null", "zero")
+Result = Literal["null", "zero"]
 
 _SUBJECT = "/tests/test.sh"
 _NO_TESTS = 3
@@ -38,18 +36,31 @@ chmod +x {TESTS}/test.sh
 _MAKE_READY_S = 60.0
 
 
+class TaskSettings(msgspec.Struct, frozen=True):
+    """Settings of a task."""
+
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Seconds for the tests; null: until shortly before the end of `timeouts.evaluate`, when they are stopped in any case."""
+    reward: Annotated[str, msgspec.Meta(min_length=1)] = REWARD
+    """The name of the reward among the numbers of `reward.json`."""
+    without_reward: Result = "null"
+    """What tests without a reward give: no reward, as in Harbor, or 0.0."""
+
+
 class Harbor:
     """See `base.Evaluator`."""
 
+    settings_type = TaskSettings
+
     def __init__(self, config: settings.Config) -> None:
-        settings.check_names(config, SETTINGS)
+        settings.check_names(config, TaskSettings)
         self._tests: Command = settings.command({**config, _SUBJECT: _SUBJECT}, _SUBJECT)
         name = config.get("reward", REWARD)
         if not isinstance(name, str) or not name:
             raise settings.refused("reward", config, "must be the name of a number in reward.json")
         self._name = name
-        if config.get("without_reward", "null") not in RESULTS:
-            raise settings.refused("without_reward", config, f"must be one of {', '.join(RESULTS)}, as text")
+        if config.get("without_reward", "null") not in (results := get_args(Result)):
+            raise settings.refused("without_reward", config, f"must be one of {', '.join(results)}, as text")
         self._counts_zero = config.get("without_reward") == "zero"
 
     async def evaluate(self, case: Case) -> Verdict:

@@ -1,11 +1,7 @@
 """The evaluator `script`: runs a command in the workspace and reads the reward that it wrote.
 
-Config:
-
-- `command`: for `bash -c` with pipefail. The variable POLAR_REWARD_DIR names an empty folder, which is new and whose name nobody knew
-  beforehand. The command writes its reward there and ends with exit code 0.
-- `reads_files_of_the_run`: whether the command reads or runs anything that the agent could have written; true by default.
-- `protected`, `timeout_s`: as in `test_on_output`.
+The variable POLAR_REWARD_DIR names an empty folder, which is new and whose name nobody knew beforehand. The command writes its reward
+there and ends with exit code 0. `TaskSettings` has the settings.
 
 The reward is in `reward.json`, or without that file in `reward.txt`; an empty file counts as none. `reward.json` is a number, or an object
 with the number `reward` and with scores, which are numbers by name. `reward.txt` is a number as text. Every finite number is a reward:
@@ -22,23 +18,41 @@ What a command wrote before it failed doesn't count: it may be half of the work.
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
+
 from consumers.evaluators import reward_files, settings
 from consumers.evaluators.base import Case, EvaluationError, Verdict
 from consumers.evaluators.command import OUTPUT, Ended, ObstructedError, new_file
 from consumers.evaluators.protection import Protection
 from consumers.evaluators.reward_files import JSON, TEXT, BadRewardError
 
-SETTINGS = ("command", "reads_files_of_the_run", "protected", "timeout_s")
 FOLDER_VARIABLE = "POLAR_REWARD_DIR"
 
 _SUBJECT = "the command"
 
 
+class TaskSettings(msgspec.Struct, frozen=True):
+    """Settings of a task."""
+
+    command: str
+    """The command that writes the reward, for `bash -c` with pipefail, in the sandbox's working directory."""
+    reads_files_of_the_run: bool = True
+    """`false`: the command reads and runs nothing that the agent could have written, so a failure is the command's own, and null."""
+    protected: list[str] | Literal[False] = []
+    """As in `test_on_output`."""
+    timeout_s: float | None = None
+    """As in `test_on_output`."""
+
+
 class Script(Protection):
     """See `base.Protecting`."""
 
+    settings_type = TaskSettings
+
     def __init__(self, config: settings.Config) -> None:
-        settings.check_names(config, SETTINGS)
+        settings.check_names(config, TaskSettings)
         self._command = settings.command(config, "command")
         self._reads_files = settings.flag(config, "reads_files_of_the_run", default=True)
         super().__init__(settings.protected(config))

@@ -5,22 +5,42 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
+
+import msgspec
 
 from consumers.evaluators.command import Command
 from topics.types.errors import InputError
 
 Config = Mapping[str, object]
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def refused(name: str, config: Config, reason: str) -> InputError:
     return InputError(f"evaluator.config.{name}", config.get(name), reason)
 
 
-def check_names(config: Config, known: Collection[str]) -> None:
+def check_names(config: Config, known: type[msgspec.Struct] | Collection[str]) -> None:
+    """Raises InputError for a setting that isn't known: by the struct that describes an evaluator's settings, or by their names."""
+    names = known.__struct_fields__ if isinstance(known, type) else known
     for name in config:
-        if name not in known:
-            raise refused(name, config, f"no such setting; there are: {', '.join(known)}")
+        if name not in names:
+            raise refused(name, config, f"no such setting; there are: {', '.join(names)}")
+
+
+def read(config: Config, known: type[S]) -> S:
+    """A task's settings as the struct that describes them. Raises InputError for the first unknown, bad or missing one."""
+    check_names(config, known)
+    values: dict[str, object] = {}
+    for each in msgspec.structs.fields(known):
+        if each.name in config:
+            try:
+                values[each.name] = msgspec.convert(config[each.name], each.type)
+            except msgspec.ValidationError as error:
+                raise refused(each.name, config, str(error)) from None
+        elif each.required:
+            raise refused(each.name, config, "is needed")
+    return known(**values)
 
 
 def command(config: Config, name: str) -> Command:

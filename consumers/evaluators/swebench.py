@@ -3,16 +3,7 @@
 `polar tasks import` writes its settings for rows of SWE-bench's format. The files of the test patch are first put back as `prepare` left
 them, so what the run did to them is lost (`test_patch.py`), and so are the files that steer a test runner (`protection.py`).
 
-Config:
-
-- `test_command`: for `bash -c` with pipefail, in the sandbox's working directory. If it prints SWE-bench's markers of the test output
-  (`>>>>> Start Test Output`), only what it prints between them is read.
-- `fail_to_pass`, `pass_to_pass`: lists of names of tests.
-- `test_patch`: a patch of git's format for the workspace; optional.
-- `parser`: the form of the output: one of `parsers.FORMS`, or one of SWE-bench's own parsers by its name (`parsers.SWEBENCH_FORMS`);
-  `pytest` by default.
-- `protected`: a list of further paths that are put back as `prepare` left them.
-- `timeout_s`: as in `test_on_output`.
+`TaskSettings` has the settings.
 
 The reward is 1.0 if all listed tests pass, by the rules of swebench 5.0.2 (`harness/grading.py`): a skipped test of `pass_to_pass` is no
 regression; a name of a parametrised test that was cut within its brackets stands for the reported tests that begin with it, if they agree;
@@ -30,6 +21,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from consumers.evaluators import parsers, settings, test_patch
 from consumers.evaluators.base import Case, Verdict
 from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError
@@ -37,7 +30,6 @@ from consumers.evaluators.protection import Protection
 from consumers.evaluators.test_on_output import Difference, Score, differing, zero
 from consumers.runtimes.base import LOG_LIMIT
 
-SETTINGS = ("test_command", "fail_to_pass", "pass_to_pass", "test_patch", "parser", "protected", "timeout_s")
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 """SWE-bench's markers in the output (swebench 5.0.2, harness/constants)."""
 
@@ -57,8 +49,31 @@ class Settings:
     form: str
 
 
+class TaskSettings(msgspec.Struct, frozen=True):
+    """Settings of a task."""
+
+    test_command: str
+    """The command, for `bash -c` with pipefail, in the sandbox's working directory. If it prints SWE-bench's markers of the test output
+    (`>>>>> Start Test Output`), only what it prints between them is read."""
+    fail_to_pass: list[str]
+    """Names of tests that must pass; at least one."""
+    pass_to_pass: list[str] = []
+    """Names of tests that must pass or be skipped."""
+    test_patch: str | None = None
+    """A patch in git's format, for the workspace. It needs git in the sandbox."""
+    parser: str = parsers.PYTEST
+    """The form of the output: one of `test_on_output`'s, or one of SWE-bench's own parsers by its name, such as `parse_log_pytest`
+    (docs/evaluators.md, Parsers)."""
+    protected: list[str] = []
+    """Further paths that are put back as `prepare` left them."""
+    timeout_s: float | None = None
+    """Seconds for the command, more than 0; as in `test_on_output`."""
+
+
 class SweBench(Protection):
     """See `base.Protecting`."""
+
+    settings_type = TaskSettings
 
     def __init__(self, config: settings.Config) -> None:
         self._settings = settings_of(config)
@@ -84,7 +99,7 @@ class SweBench(Protection):
 
 def settings_of(config: settings.Config) -> Settings:
     """The settings in a task's `evaluator.config`. Raises InputError for the first unknown or invalid one."""
-    settings.check_names(config, SETTINGS)
+    settings.check_names(config, TaskSettings)
     command = settings.command(config, "test_command")
     fail_to_pass, pass_to_pass = (_names(config, name) for name in ("fail_to_pass", "pass_to_pass"))
     if not fail_to_pass:

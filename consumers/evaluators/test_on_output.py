@@ -1,17 +1,9 @@
 """The evaluator `test_on_output`: runs a test command in the workspace and reads its report or its output (NVIDIA Polar's of this name).
 
-Config:
-
-- `test_command`: for `bash -c` with pipefail.
-- `expected_output_json`: a map of test name to status, as an object or as JSON text. The reward is 1.0 if each named test has its
-  status, otherwise 0.0. Other tests are allowed, unless `exact` is true. Without a map the command must end with exit code 0.
-- `report`: a file name. The command writes a JUnit XML report of this name into a new folder, whose name nobody knows beforehand:
-  `{report}` in `test_command`, and the variable POLAR_REPORT, are its path. Statuses then come from the report alone, and the exit code
-  must be 0 as well. Without a map no test of the report may have failed, and one must have passed.
-- `parser`: the form of the command's output, one of `parsers.FORMS`; pytest's by default.
-- `protected`: a list of paths in the workspace. They are put back as `prepare` left them, together with the files that steer a test runner
-  (`protection.py`). `false`: nothing is put back.
-- `timeout_s`: limit of the command. In any case it must end before `timeouts.evaluate`, by a tenth of that or by 10 s.
+`TaskSettings` has the settings. With `expected_output_json` the reward is 1.0 if each named test has its status, otherwise 0.0. Without it
+the command must end with exit code 0. With `report` statuses come from a JUnit XML report in a new folder, whose name nobody knows
+beforehand, and the exit code must be 0 as well. Without `expected_output_json` no test of the report may have failed, and one must have
+passed.
 
 Without `report`, the statuses are read from the command's output (`parsers`). The tested code prints into the same output, so it can print
 such lines; it can't print into a report. Code that runs in the test runner's own process can still write the report: only tests that call
@@ -31,7 +23,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from consumers.evaluators import junit, parsers, settings
 from consumers.evaluators.base import Case, Verdict
@@ -41,7 +35,6 @@ from consumers.evaluators.protection import Protection
 from consumers.runtimes.base import LOG_LIMIT, Runtime
 from topics.types.errors import InputError
 
-SETTINGS = ("test_command", "expected_output_json", "exact", "parser", "report", "protected", "timeout_s")
 STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED")
 REPORT = "evaluation_report"
 """The artifact of a reward of 0.0: a JSON object with the reason, the exit code, the tests by status, and those that differ."""
@@ -99,9 +92,34 @@ class Score:
     differences: Collection[Difference] = ()
 
 
+class TaskSettings(msgspec.Struct, frozen=True):
+    """Settings of a task."""
+
+    test_command: str
+    """The command, for `bash -c` with pipefail, in the sandbox's working directory."""
+    expected_output_json: dict[str, Literal["PASSED", "FAILED", "ERROR", "SKIPPED"]] | str | None = None
+    """Test names and the status that each must have; an object, or JSON text. Other tests are allowed. Without this setting no test may
+    fail."""
+    exact: bool = False
+    """`true`: a test that isn't in `expected_output_json` makes the reward 0.0."""
+    parser: str = parsers.PYTEST
+    """The form of the output: `pytest`, `unittest`, `go`, `cargo`, `jest`, `vitest` or `tap` (docs/evaluators.md, Parsers); not with
+    `report`."""
+    report: str | None = None
+    """A file name. The command must write a JUnit XML report of that name to the path `{report}`, which is also in the variable
+    `POLAR_REPORT`."""
+    protected: list[str] | Literal[False] = []
+    """Paths in the workspace that are put back as `runtime.prepare` left them, for example `["tests"]`, together with the files that steer
+    a test runner; `false`: nothing is put back (docs/evaluators.md, What a run can't change)."""
+    timeout_s: float | None = None
+    """Seconds for the command, more than 0. The command is stopped in any case a tenth of `timeouts.evaluate` before its end, or 10 s
+    before it if that is longer."""
+
+
 class TestOnOutput(Protection):
     """See `base.Protecting`."""
 
+    settings_type = TaskSettings
     __test__ = False
     """Keeps pytest from collecting it."""
 
@@ -163,7 +181,7 @@ class TestOnOutput(Protection):
 
 def settings_of(config: settings.Config) -> Settings:
     """The settings in a task's `evaluator.config`. Raises InputError for the first unknown or invalid one."""
-    settings.check_names(config, SETTINGS)
+    settings.check_names(config, TaskSettings)
     command = settings.command(config, "test_command")
     expected = _expected(config.get("expected_output_json"))
     exact = settings.flag(config, "exact", default=False)

@@ -35,7 +35,9 @@ class Settings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
     context_window: Tokens = 200_000
+    """Tokens that the CLI takes the model's context to hold; it compacts in time."""
     max_tokens: Tokens = 32_000
+    """Tokens that the CLI requests for one answer."""
 
 
 class ClaudeCode(CliHarness[Settings]):

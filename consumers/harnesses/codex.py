@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from consumers.harnesses.data_harness import own_harness
 
-Codex = own_harness(__file__)
+Codex = own_harness(__name__)

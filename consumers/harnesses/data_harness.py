@@ -7,7 +7,7 @@ the lock of its package beside it.
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -102,12 +102,13 @@ class FoundData(Prepared):
         return (self.preset.program,)
 
 
-def harness_class(path: Path, locks: Path | None = None) -> type[Any]:
+def harness_class(path: Path, locks: Path | None = None, module: str = __name__) -> type[Any]:
     """The class of a preset's file. `locks`: the folder with its lock; None: the file's own. Raises InputError."""
     preset = presets.read(path)
     found: dict[str, Any] = {
+        "__module__": module,
         "preset": preset,
-        "settings_type": _settings_type(preset),
+        "settings_type": _settings_type(preset, path),
         "mcp_transports": tuple(preset.mcp.templates) if preset.mcp else (),
         "skills_folder": preset.skills_folder,
         "instructions_file": preset.instructions_file,
@@ -118,9 +119,9 @@ def harness_class(path: Path, locks: Path | None = None) -> type[Any]:
     return type(path.stem, (InstalledData,), {**found, "cli": _cli(path.stem, preset.install, locks or path.parent)})
 
 
-def own_harness(module_file: str) -> type[Any]:
+def own_harness(module: str) -> type[Any]:
     """The class of one of Polar's own presets, whose file lies beside its module."""
-    return harness_class(Path(module_file).with_suffix(".toml"), LOCKS)
+    return harness_class(Path(__file__).with_name(f"{module.rpartition('.')[2]}.toml"), LOCKS, module)
 
 
 def _cli(name: str, install: presets.Install, locks: Path) -> Cli:
@@ -138,15 +139,15 @@ def _cli(name: str, install: presets.Install, locks: Path) -> Cli:
     )  # fmt: skip
 
 
-def _settings_type(preset: Preset) -> type[msgspec.Struct]:
-    """The struct of what a task may set."""
+def _settings_type(preset: Preset, path: Path) -> type[msgspec.Struct]:
+    """The struct of what a task may set. Its fields' types have their meanings."""
     fields: list[tuple[str, Any, Any]] = [
-        (name, _choice(setting) if setting.choices else Tokens, setting.default)
+        (name, Annotated[_values(setting), msgspec.Meta(description=setting.meaning)], setting.default)
         for name, setting in preset.settings.items()
     ]
-    return msgspec.defstruct("Settings", fields, frozen=True)
+    return msgspec.defstruct("Settings", fields, frozen=True, module=path.name)
 
 
-def _choice(setting: presets.Setting) -> Any:
+def _values(setting: presets.Setting) -> Any:
     literal: Any = Literal
-    return literal[tuple(setting.choices or ())]
+    return literal[tuple(setting.choices)] if setting.choices else Tokens

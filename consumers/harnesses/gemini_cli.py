@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from consumers.harnesses.data_harness import own_harness
 
-GeminiCli = own_harness(__file__)
+GeminiCli = own_harness(__name__)

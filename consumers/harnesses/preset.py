@@ -86,6 +86,8 @@ class Setting(_Part):
     default: int | str
     choices: dict[str, dict[str, str]] | None = None
     """The values of a setting that is no number, each with texts that templates may use; all have the same names."""
+    meaning: str = ""
+    """A sentence for `polar tasks docs`."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

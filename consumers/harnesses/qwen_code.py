@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from consumers.harnesses.data_harness import own_harness
 
-QwenCode = own_harness(__file__)
+QwenCode = own_harness(__name__)

@@ -21,6 +21,7 @@ from consumers.runtimes.prepare import TargetError, prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.evaluation_access import ClaimModels, RunArtifacts
 from consumers.stages.patient_blobs import fetch_for_evaluation
 from consumers.stages.worker_context import WorkerContext
 from topics.environment import registry
@@ -61,7 +62,8 @@ class Evaluate:
             # What the agent wrote leaves no space for its evaluation: otherwise a bad reward could be turned into none.
             return await self._fact(Verdict(0.0, reason=str(error)))
         except EvaluationError as error:
-            failure = claim.failure(error.code, Kind.EVALUATION, str(error))
+            kind = Kind.INFRA if error.is_infra else Kind.EVALUATION
+            failure = claim.failure(error.code, kind, str(error), retryable=error.is_infra)
             return replace(failure, artifacts=await self._stored(error.artifacts))
         except BudgetExceededError:
             longer = f"took longer than timeouts.evaluate = {ticket.budget_s:g} s"
@@ -108,6 +110,9 @@ class Evaluate:
             error=ticket.error,
             env=task.evaluator.env,
             budget_s=budget.remaining_s,
+            instruction=task.instruction,
+            models=ClaimModels(self._context.settings, self._claim, task.agent.model_name),
+            artifacts=RunArtifacts(self._context.blobs, ticket.artifacts or {}),
         )
         with _own_failures():
             return checked(await evaluator.evaluate(case))

@@ -33,7 +33,7 @@ SHOWN_PROBLEMS = 20
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List, show and import tasks: Harbor's format, rows of SWE-bench and others.",
+    help="List, show and import tasks: Harbor's format, rows of SWE-bench and others; every field of a task (docs).",
     rich_markup_mode=None,
 )
 
@@ -189,6 +189,14 @@ def _named(found: Sequence[Found], name: str | None) -> Found:
         "two datasets have it; give --dataset" if named else f"name one of the set's {len(found)} tasks: {names}, …"
     )
     raise InputError("TASK", name, reason)
+
+
+@app.command("docs")
+def docs() -> None:
+    """Describe every field of a task, as Markdown: docs/task.md. Needs no running system."""
+    from polar.tasks import task_page
+
+    typer.echo(task_page.page(), nl=False)
 
 
 @app.command("import")

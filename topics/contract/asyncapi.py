@@ -51,7 +51,7 @@ def document(namespace: str) -> dict[str, Any]:
                 record.__name__: {
                     "name": record.__struct_config__.tag,
                     "contentType": MSGPACK,
-                    "description": docstrings.of_record(record),
+                    "description": docstrings.of_class(record),
                     "payload": {"$ref": REF.format(name=record.__name__)},
                 }
                 for record in records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+import textwrap
 import types
 import typing
 from enum import Enum
@@ -20,6 +21,8 @@ from topics.types.session import Stage
 STAGE_QUEUE = "stage.<stage>.<pool>"
 NAMED_OUTPUT = "trajectories.<name>"
 """Names that stand for a family of topics."""
+PACKAGES = ("polar", "topics", "proxy", "consumers", "analytics")
+"""Whose classes have docstrings of their own; the bases of others are left out."""
 
 
 def topics() -> dict[str, Topic]:
@@ -35,20 +38,36 @@ def of_topic(topic: Topic) -> str:
     return inspect.cleandoc(module.__doc__ or "")
 
 
-def of_record(record: type[msgspec.Struct]) -> str:
-    return inspect.cleandoc(record.__doc__ or "")
+def of_class(described: type) -> str:
+    return inspect.cleandoc(described.__doc__ or "")
 
 
 def of_fields(record: type[msgspec.Struct]) -> dict[str, str]:
     """The fields' docstrings, each as one line, by the field's name on the wire."""
-    wire_names = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
-    (declared,) = ast.parse(inspect.getsource(record)).body
-    assert isinstance(declared, ast.ClassDef), "a record is a class"
+    notes = of_attributes(record)
+    return {field.encode_name: notes[field.name] for field in msgspec.structs.fields(record) if field.name in notes}
+
+
+def of_attributes(described: type) -> dict[str, str]:
+    """The docstrings of a class's fields or members, each as one line, by name; those of its bases included."""
+    found: dict[str, str] = {}
+    for base in reversed(described.__mro__):
+        if base.__module__.partition(".")[0] in PACKAGES:
+            found |= _attributes(base)
+    return found
+
+
+def _attributes(described: type) -> dict[str, str]:
+    (declared,) = ast.parse(textwrap.dedent(inspect.getsource(described))).body
+    assert isinstance(declared, ast.ClassDef), "only classes have fields"
     found: dict[str, str] = {}
     for line, following in zip(declared.body, declared.body[1:], strict=False):
         match line, following:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(note))):
-                found[wire_names[name]] = " ".join(note.split())
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(note))),
+            ):
+                found[name] = " ".join(note.split())
     return found
 
 
@@ -72,7 +91,9 @@ def type_words(hint: Any) -> str:
     match typing.get_origin(hint):
         case types.UnionType | typing.Union:
             return " or ".join(type_words(argument) for argument in arguments)
-        case origin if origin is list:
+        case typing.Annotated:
+            return type_words(arguments[0])
+        case origin if origin in (list, tuple):
             return f"list of {type_words(arguments[0])}"
         case origin if origin is dict:
             return f"map of {type_words(arguments[0])} to {type_words(arguments[1])}"

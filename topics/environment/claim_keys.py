@@ -69,7 +69,7 @@ class ClaimKeys:
 
     def key(self, session_id: str, attempt: int, stage: Stage, ticket: str) -> bytes:
         """The key for a ticket, from the signing secret."""
-        return _derived(self._keyring.secrets()[-1], session_id, attempt, stage, ticket)
+        return derived(self._keyring.secrets()[-1], session_id, attempt, stage, ticket)
 
     def verifies(
         self,
@@ -94,13 +94,13 @@ class ClaimKeys:
 
     def _matches(self, value: bytes, found: bytes, session_id: str, attempt: int, stage: Stage, ticket: str) -> bool:
         for secret in reversed(self._keyring.secrets()):
-            claim_key = _derived(secret, session_id, attempt, stage, ticket)
+            claim_key = derived(secret, session_id, attempt, stage, ticket)
             if hmac.compare_digest(mac(claim_key, value), found):
                 return True
         return False
 
 
-def _derived(secret: bytes, session_id: str, attempt: int, stage: Stage, ticket: str) -> bytes:
-    """The key for a subject. No two subjects are the same text: a length separates the part that a stranger may choose from the rest."""
+def derived(secret: bytes, session_id: str, attempt: int, stage: Stage, ticket: str) -> bytes:
+    """The key of a ticket's claims. No two subjects are the same text: a length separates what a stranger may choose from the rest."""
     subject = f"claim|{len(session_id)}|{session_id}|{attempt}|{stage.value}|{ticket}"
     return hmac.digest(secret, subject.encode(), _ALGORITHM)

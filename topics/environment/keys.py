@@ -2,7 +2,7 @@
 
 The run worker mints a key at the grant, or for an opened session the proxy that got the request; every proxy verifies it without a lookup.
 The fleet's secret signs it (HS256; the `kid` header names the secret). `CloseKey` ends a key (protocol 17); the expiry, a day past the
-run's budget, is a backstop. `claim_keys` derives other keys from the same secrets.
+run's budget, is a backstop. `claim_keys` derives other keys from the same secrets, and `judge_keys` has the keys of evaluations.
 
 Secrets are in a keys file, JSON `{key_id: secret}`: the last one signs, all verify. The file may change while processes run (`Keyring`),
 so secrets rotate without a gap: add a secret on every host, let it sign, remove the old one.
@@ -63,6 +63,8 @@ class KeyClaims(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: dict[str, float | int] = {}
     """Imposed on every call, by canonical name."""
     limits: Limits = Limits()
+    kind: str | None = None
+    """Kind of all calls with this key, set by whoever verifies it: `judge` for an evaluation's. None: rules find each call's kind."""
     log_partition: int = 0
     log_offset: int = 0
     """Position of this attempt's `Open` in `polar.completions`."""
@@ -111,7 +113,7 @@ class Signer:
             if key_id not in self._secrets:
                 raise KeyRefusedError("foreign")
             payload = jwt.decode(token, self._secrets[key_id], algorithms=[ALGORITHM], options={"verify_exp": False})
-            claims = msgspec.convert(payload, KeyClaims)
+            claims = msgspec.structs.replace(msgspec.convert(payload, KeyClaims), kind=None)
         except jwt.InvalidSignatureError:
             raise KeyRefusedError("forged") from None
         except (jwt.InvalidTokenError, KeyError, msgspec.ValidationError, UnicodeEncodeError):

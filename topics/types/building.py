@@ -32,24 +32,27 @@ class Filters(_Part):
     """Filters that exclude calls and traces from training; exclusions are counted by reason."""
 
     kinds: tuple[Kind, ...] = Field(default=TRAINED, min_length=1)
-    """Kinds of call that are trained; side calls' kinds are allowed."""
+    """Kinds of call that are trained. Kinds of side calls may be added."""
     engines: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Engines whose tokens are trained, by name in the proxies' settings; other engines' tokens are context. None: all."""
+    """Engines whose tokens are trained, by their names in polar.toml; other engines' tokens are context. Name the policy's engine if
+    sub-agents or titles use another model. None: all."""
     statuses: tuple[Status, ...] | None = Field(default=None, min_length=1)
-    """Statuses of sessions that are trained; None: all."""
+    """Only sessions with these statuses are trained, for example `[COMPLETED]`. None: all."""
     drop_truncated: StrictBool = False
-    """Exclude answers that a length limit cut."""
+    """Mask answers that a length limit cut."""
     max_tokens: StrictInt | None = Field(default=None, gt=0)
-    """Calls with more prompt and sampled tokens are excluded; a trace ends with the last call that fits."""
+    """Mask calls whose prompt and answer have more tokens; a trace ends with the last call that fits. None: any length."""
     min_trainable_tokens: StrictInt = Field(default=1, gt=0)
-    """Traces with fewer trainable tokens are excluded."""
+    """Drop traces that would train fewer tokens; 2 drops the rows that train only an `end_of_turn` token. Tokens that a short trace shares
+    with another trace are trained there."""
 
 
 class Options(_Part):
     """Settings of `per_request`."""
 
     rewards: Literal["all", "main_chain", "leaf"] = "all"
-    """Traces that get the session's reward: all; those that train a call of the main agent's chain; the one that trains its last call."""
+    """Traces that get the session's reward: all; those that train a call of the main agent's chain; the one that trains its last call
+    (docs/builder.md, Settings)."""
     filters: Filters = Filters()
 
 

@@ -13,6 +13,9 @@ from itertools import pairwise
 
 import msgspec
 
+JUDGE = "judge"
+"""Kind of the calls that an evaluator makes, by their key (`topics/environment/judge_keys.py`)."""
+
 
 class CallOutcome(StrEnum):
     """How the proxy saw a call end."""
@@ -129,7 +132,7 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     tool_choice: str | None = None
     """A choice that may change the prompt: `none`, or `function:` and the only function that may be called. None: the model chose."""
     kind: str = "main"
-    """`main`, or the side call that a rule recognised (`title`, `summary`, …)."""
+    """`main`, or the side call that a rule recognised (`title`, `summary`, …). JUDGE: an evaluator's call, which belongs to no run."""
     kind_rule: str | None = None
     lineage: dict[str, str] | None = None
     """The harness's own session, thread, agent, parent and retry headers, by canonical name."""

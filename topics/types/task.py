@@ -84,14 +84,18 @@ class ExecInput(Part):
     """A command for `bash -c` with pipefail."""
 
     command: Argument = Field(min_length=1)
+    """The command's text."""
     cwd: str | None = None
+    """The folder it runs in, relative to the workspace. None: the working directory."""
     env: Environment = {}
+    """Variables for this command alone."""
 
 
 class Content(Part):
     """Uploaded files: an archive (`topics/environment/archive.py`) in the blob store."""
 
     ref: str = Field(pattern=REF.pattern)
+    """The archive's reference in the blob store."""
     size: int = Field(ge=0, le=BYTES_LIMIT)
     """Bytes of the archive."""
 
@@ -120,10 +124,15 @@ class PrepareAction(UploadedFiles):
     """One step in preparing a runtime: `upload_file` and `upload_dir` need source and target, `exec` a command."""
 
     type: Literal["upload_file", "upload_dir", "exec"]
+    """`upload_dir` takes what is in a folder, `exec` runs a command."""
     target: str | None = None
+    """Where an upload goes in the sandbox, relative to the working directory."""
     command: Argument | None = None
+    """For `bash -c` with pipefail; another exit code than 0 fails the preparation."""
     cwd: str | None = None
+    """The folder a command runs in. None: the working directory."""
     env: Environment = {}
+    """Variables for this command alone."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -199,8 +208,11 @@ class RuntimeSpec(Part):
     """None: a `cell`. Where the worker's host can't run cells and the worker trusts its tasks: `landlock` if the kernel has it, otherwise
     `process`."""
     pool: PoolName = "default"
+    """The workers that run the sessions: those started with `--pool` and this name."""
     prepare: list[PrepareAction] = []
+    """Steps before the agent starts, in order."""
     env: Environment = {}
+    """Variables for all programs of the session."""
     path: list[ProgramFolder] = []
     """Folders of programs that come before those of PATH, for all programs of the session."""
     workdir: str | None = None
@@ -221,7 +233,9 @@ class RuntimeSpec(Part):
     All forms: `topics/types/allowed_hosts.py`.
     """
     allow_internet: bool = True
+    """Accepted for other systems' tasks if true; `network` says what the agent reaches."""
     cpus: float | None = Field(default=None, gt=0)
+    """Processors' worth of time that the session's programs use together. None: no limit of the task's."""
     memory_mb: int | None = Field(default=None, ge=16)
     """Of the session's programs together; over it the kernel kills one or all of them."""
     storage_mb: int | None = Field(default=None, ge=1)
@@ -234,8 +248,11 @@ class RuntimeSpec(Part):
     """NVIDIA GPUs for the harness, and for the evaluation's commands; `prepare` has none. In a cell they are the program's alone while it
     runs."""
     eval_prepare: list[PrepareAction] | None = None
+    """Steps between the run and the evaluation, in order: what the agent mustn't see."""
     import_path: str | None = None
+    """A runtime of your own, as `module:Class`; in place of `backend`."""
     kwargs: dict[str, Any] = {}
+    """Settings of a runtime of your own."""
 
     @model_validator(mode="after")
     def _hosts_for_a_list(self) -> Self:
@@ -308,10 +325,15 @@ class AgentSpec(Part):
     """The harness and its settings."""
 
     harness: str | None = None
+    """Name of a harness; either this or `import_path` is given."""
     import_path: str | None = None
+    """A harness of your own, as `module:Class`."""
     model_name: str = "default"
+    """The model's name in the harness's calls; the proxy's settings decide which engine serves it."""
     settings: dict[str, Any] = {}
+    """The harness's own settings."""
     env: Environment = {}
+    """Variables for the harness. Those that the run worker sets (`POLAR_…`, the model's URLs and keys) are refused."""
     mcp_servers: list[McpServer] = []
     """Servers of tools that the CLI connects to; docs/harness.md lists the harnesses that do."""
     skills: list[Skill] = []
@@ -321,6 +343,7 @@ class AgentSpec(Part):
     instructions: Annotated[str, StringConstraints(max_length=INSTRUCTIONS_LIMIT)] | AgentFile | None = None
     """Text, or a file, for the place where the CLI reads its user's own instructions, outside of the workspace."""
     custom_shell: ExecInput | None = None
+    """The command of the harness `shell`. It gets the instruction on its standard input."""
 
     @model_validator(mode="after")
     def _one_harness(self) -> Self:
@@ -379,14 +402,23 @@ class AgentSpec(Part):
 
 
 class BuilderSpec(Part):
+    """The builder, which makes a session's trajectory (docs/builder.md)."""
+
     strategy: str = "prefix_merging"
+    """A builder's name, or `module:Class`."""
     config: dict[str, Any] = {}
+    """The builder's own settings."""
 
 
 class EvaluatorSpec(Part):
+    """The evaluator, which gives a session's reward (docs/evaluators.md)."""
+
     strategy: str = "session_completed"
+    """An evaluator's name, or `module:Class`."""
     config: dict[str, Any] = {}
+    """The evaluator's own settings."""
     env: Environment = {}
+    """Variables for the programs that the evaluator starts."""
     refresh_runtime: Literal[False] = False
     """A fresh runtime for the evaluation isn't built yet."""
 
@@ -395,21 +427,32 @@ class Timeouts(Part):
     """Budgets in seconds; each stage has its own."""
 
     init: float = Field(default=600, gt=0)
+    """For making and preparing the sandbox."""
     run: float = Field(default=3600, gt=0, le=RUN_LIMIT_S)
+    """For the harness. After it the session is TIMED_OUT, and is evaluated and built all the same."""
     evaluate: float = Field(default=600, gt=0)
+    """For `eval_prepare` and the evaluator."""
 
 
 class SamplingSpec(Part):
-    """Overrides the harness's settings. None leaves a setting to the harness, or in `mode: train` to the training defaults."""
+    """Overrides the harness's settings, by vLLM's names. None: the harness's setting, or in `mode: train` the training default."""
 
     temperature: float | None = Field(default=None, ge=0, le=10)
+    """Training default: 1. With 0 the engine takes the likeliest token."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Training default: 1."""
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    """Training default: -1, any token."""
     min_p: float | None = Field(default=None, ge=0, le=1)
+    """Training default: 0."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """Training default: 0."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """Training default: 0."""
     repetition_penalty: float | None = Field(default=None, gt=0)
+    """Training default: 1."""
     max_tokens: int | None = Field(default=None, gt=0, lt=2**31)
+    """Sampled tokens of one answer."""
 
 
 TRAINING_DEFAULTS = SamplingSpec(
@@ -452,8 +495,11 @@ class TaskRequest(Part):
     """A task: an instruction, its runtime and agent, and the number of samples."""
 
     task_id: TaskId
+    """Submitting an equal task under a known id changes nothing; another task under that id is refused."""
     instruction: str
+    """What the harness is told, at most 1 MiB of UTF-8."""
     num_samples: int = Field(default=1, ge=1, le=SAMPLES_LIMIT)
+    """Sessions of this task. They are one group."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=RUN_LIMIT_S)
     """NVIDIA's name for `timeouts.run`."""
     timeouts: Timeouts = Timeouts()
@@ -462,15 +508,21 @@ class TaskRequest(Part):
     builder: BuilderSpec = BuilderSpec()
     evaluator: EvaluatorSpec = EvaluatorSpec()
     mode: Literal["train", "eval"] = "train"
+    """`train` imposes the training defaults of `sampling`. `eval` imposes nothing else than `sampling`, and its trajectories go to the
+    topic `trajectories.eval`."""
     sampling: SamplingSpec = SamplingSpec()
     limits: LimitsSpec = LimitsSpec()
     max_attempts: int = Field(default=3, ge=1, le=100)
+    """Attempts of each session. Only failures of the machine, the engine or a worker use one up."""
     priority: int = Field(default=0, ge=0, le=100)
+    """A free slot goes to the highest (docs/tasks.md)."""
     output_topic: TopicName | None = None
+    """Trajectories go to the topic `trajectories.<output_topic>`. None: to the default one of the mode."""
     callback_url: CallbackUrl | None = None
     """URL that receives the finished group (docs/webhooks.md)."""
     early_stop: EarlyStop | None = None
     metadata: dict[str, Any] = {}
+    """Values of your own, at most 64 KiB of JSON; every trajectory carries them. `user`: whose share of slots the task uses."""
 
     @field_validator("instruction")
     @classmethod

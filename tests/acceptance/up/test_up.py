@@ -50,6 +50,19 @@ def test_up_says_where_everything_is(up: Up) -> None:
     assert up.data.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_judge_s_calls_are_counted_and_never_trained(up: Up) -> None:
+    """Without a script the engine answers the first of the choices."""
+    judge = {"strategy": "judge", "config": {"rubric": "Is it done?", "choices": {"done": 0.75, "not done": 0}}}
+    done = up.submit("rated", CALL, "--wait", evaluator=judge)
+    assert done.returncode == 0, done.stderr
+    (found,) = map(json.loads, up.polar("trajectories", "--task", "rated", "--format", "jsonl").stdout.splitlines())
+    assert (found["status"], found["reward"]) == ("COMPLETED", 0.75)
+    assert [len(trace["calls"]) for trace in found["traces"]] == [1]
+    question = "SELECT kind, count(*) AS calls FROM calls WHERE task_id = 'rated' GROUP BY kind ORDER BY kind"
+    counted = [{"kind": "judge", "calls": 1}, {"kind": "main", "calls": 1}]
+    until(lambda: json.loads(up.polar("sql", question, "--format", "json").stdout) == counted, 30)
+
+
 def test_a_task_goes_in_and_exact_trajectories_come_out(up: Up) -> None:
     done = up.submit("greet", CALL, "--wait", num_samples=3)
     assert (done.returncode, done.stdout) == (0, "greet\n"), done.stderr

@@ -16,7 +16,6 @@ from consumers.token_tree.masks import Masked
 from consumers.token_tree.tree import grow
 from tests.consumers.token_tree.transcripts import Log, build_record, lines
 from topics.environment import registry
-from topics.types.building import Filters, MergingOptions
 from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory
 
@@ -34,11 +33,6 @@ def test_every_reason_stands_in_its_table_in_its_order() -> None:
     assert codes("Why a call branches") == [code.value for code in Branch]
     assert codes("How much a history drifted") == [code.value for code in Drift]
     assert codes("Why a token is masked") == [code.value for code in Masked]
-
-
-def test_every_setting_stands_in_its_table() -> None:
-    own = [name for name in MergingOptions.model_fields if name != "filters"]
-    assert set(codes("Settings")) >= {*own, *(f"filters.{name}" for name in Filters.model_fields)}
 
 
 @pytest.fixture

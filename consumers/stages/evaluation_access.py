@@ -1,0 +1,68 @@
+"""What an evaluation may use besides its sandbox: models through the proxy, and what the run left in the blob store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from consumers.runtimes.base import ModelAccess
+from consumers.stages.claim_runner import Claim
+from topics.environment import judge_keys
+from topics.environment.blobs import BlobStore, DamagedBlobError
+from topics.environment.keys import KeyClaims, Limits, issued_at
+from topics.environment.settings import Settings
+from topics.types.errors import NotReadyError
+
+
+class ClaimModels:
+    """See `consumers.evaluators.base.Models`. A key ends with the evaluation's budget; it is in this process's memory alone."""
+
+    def __init__(self, settings: Settings, claim: Claim, model_name: str) -> None:
+        self._settings = settings
+        self._claim = claim
+        self._model_name = model_name
+
+    def access(self, limits: Limits) -> ModelAccess:
+        ticket, grant = self._claim.ticket, self._claim.grant
+        if self._settings.proxy_url is None:
+            raise NotReadyError(
+                "POLAR_PROXY_URL isn't set; a worker that evaluates by a model must know where the proxy is"
+            )
+        if ticket.claim_key is None:
+            raise NotReadyError(
+                "the ticket has no claim key: its coordinator is older than judges; upgrade the coordinators"
+            )
+        claims = KeyClaims(
+            session_id=ticket.session_id,
+            attempt=ticket.attempt,
+            claim_id=self._claim.id,
+            expires_at=int(time.time() + ticket.budget_s),
+            issued_at=issued_at(self._claim.granted_ms),
+            namespace=self._settings.namespace,
+            mode="eval",
+            limits=limits,
+            log_partition=(grant.log_partition if grant else None) or 0,
+            log_offset=(grant.log_offset if grant else None) or 0,
+        )
+        key = judge_keys.mint(claims, ticket.claim_key)
+        return ModelAccess(self._settings.proxy_url.rstrip("/"), key, self._model_name)
+
+
+class RunArtifacts:
+    """See `consumers.evaluators.base.Artifacts`."""
+
+    def __init__(self, blobs: BlobStore, references: Mapping[str, str]) -> None:
+        self._blobs = blobs
+        self._references = references
+
+    async def read(self, name: str) -> bytes | None:
+        reference = self._references.get(name)
+        if reference is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._blobs.get, reference)
+        except (FileNotFoundError, DamagedBlobError) as error:
+            raise NotReadyError(
+                f"the artifact {name} can't be read from this worker's blob store ({error}); every host needs the same POLAR_BLOBS"
+            ) from None
