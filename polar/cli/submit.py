@@ -185,7 +185,7 @@ async def _feed(
         announce(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
 
     uploads = Uploads(BlobStore(found.blobs_folder), progress.upload_lines())
-    requests = _warned_of_pools(client, read_in_background(_one_by_one(files, run, uploads)))
+    requests = warned_of_pools(client, read_in_background(_one_by_one(files, run, uploads)))
     async with client.table() as table:
         feeding = client.feed(requests, table, max_in_flight=max_in_flight, on_sent=on_sent)
         try:
@@ -204,7 +204,7 @@ def _one_by_one(files: Sequence[str], run: str | None, uploads: Uploads) -> Iter
             yield _parsed(document, file, run).uploaded(uploads)
 
 
-async def _warned_of_pools(client: Client, requests: AsyncIterator[TaskRequest]) -> AsyncIterator[TaskRequest]:
+async def warned_of_pools(client: Client, requests: AsyncIterator[TaskRequest]) -> AsyncIterator[TaskRequest]:
     """The requests; warns once of each pool."""
     seen: set[str] = set()
     async for request in requests:

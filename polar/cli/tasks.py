@@ -1,9 +1,8 @@
-"""`polar tasks` reads task sets in Harbor's format, shows what their fields become, and imports them as TaskRequests."""
+"""`polar tasks` reads task sets in Harbor's format, shows what their fields become, imports them as TaskRequests, and checks them."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,60 +12,39 @@ import msgspec
 import typer
 import yaml
 
-from polar.cli import documents
+from polar.cli import documents, task_check
 from polar.cli.exits import Exit
 from polar.cli.options import Format, Output
 from polar.cli.output import note, print_json, say, show
+from polar.cli.task_selection import (
+    Dataset,
+    Env,
+    Harness,
+    Limit,
+    Only,
+    Seed,
+    SetPath,
+    Shuffle,
+    Split,
+    Template,
+    Where,
+    note_all,
+    selected,
+    template_of,
+    variables_of,
+)
 from polar.tasks import harbor_mapping, task_sets
 from polar.tasks.harbor_folder import HarborTask
 from polar.tasks.harbor_mapping import Finding, Mapped
 from polar.tasks.harbor_rules import Outcome
-from polar.tasks.task_sets import Condition, Member, Selection
-from polar.tasks.templates import TASK_FOLDER, with_sources
+from polar.tasks.task_sets import Member, Selection
 from topics.environment import cache, private_files
 from topics.types.errors import InputError
 
-SHOWN_PROBLEMS = 20
-"""Messages about single tasks; the rest is counted."""
-
-app = typer.Typer(no_args_is_help=True, help="List, show and import tasks in Harbor's format.", rich_markup_mode=None)
-
-SetPath = Annotated[
-    Path,
-    typer.Argument(metavar="SET", help="A task's folder, a folder of those, a registry.json or a dataset.toml."),
-]
-Dataset = Annotated[
-    str | None, typer.Option("--dataset", metavar="NAME[@VERSION]", help="Only this dataset of the set's registry.")
-]
-Split = Annotated[str | None, typer.Option("--split", help="Only the tasks that splits.json lists under this name.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="FIELD=PATTERN",
-        help="Only tasks with this field in task.toml, like metadata.difficulty=easy; != for the others. Repeatable: all must hold.",
-    ),
-]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="At most N tasks.")]
-Shuffle = Annotated[bool, typer.Option("--shuffle", help="In random order, which --seed determines.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of --shuffle.")]
-Template = Annotated[
-    Path | None,
-    typer.Option(
-        "--template",
-        metavar="FILE",
-        help="Part of a TaskRequest, as YAML or JSON; its fields replace the task's. A source may begin with {task}/.",
-    ),
-]
-Harness = Annotated[str | None, typer.Option("--harness", metavar="NAME", help="The template's agent.harness.")]
-Env = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env",
-        metavar="NAME[=VALUE]",
-        help="Value for ${NAME} in a task's env; without =VALUE from this environment. It is kept in the task. Repeatable.",
-    ),
-]
+app = typer.Typer(
+    no_args_is_help=True, help="List, show, import and check tasks in Harbor's format.", rich_markup_mode=None
+)
+app.command("check")(task_check.check)
 
 
 @app.command("list")
@@ -74,6 +52,7 @@ def list_tasks(
     path: SetPath,
     dataset: Dataset = None,
     split: Split = None,
+    only: Only = None,
     where: Where = None,
     limit: Limit = None,
     shuffle: Shuffle = False,
@@ -81,7 +60,7 @@ def list_tasks(
     output: Output = Format.TABLE,
 ) -> None:
     """List the tasks of a set, with the fields for which an import without a template refuses them."""
-    selection = _selected(path, dataset, split, where, limit, seed if shuffle else None)
+    selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
     rows = [_row(member, task) for member, task in selection.tasks]
     if output is Format.JSON:
         print_json(rows)
@@ -120,7 +99,7 @@ def show_task(
 ) -> None:
     """Show a task, and what each of its fields and files becomes."""
     member = _named(task_sets.members(path, dataset), name)
-    mapped = harbor_mapping.mapped(member, member.read(), _template(template, harness), _variables(env))
+    mapped = harbor_mapping.mapped(member, member.read(), template_of(template, harness), variables_of(env))
     findings = list(mapped.findings)
     if "agent" in mapped.body and not mapped.refusals and isinstance(refusal := mapped.request(), Finding):
         findings.append(refusal)
@@ -157,6 +136,7 @@ def import_tasks(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="A .jsonl or .yaml file for `polar submit`.")],
     dataset: Dataset = None,
     split: Split = None,
+    only: Only = None,
     where: Where = None,
     limit: Limit = None,
     shuffle: Shuffle = False,
@@ -174,11 +154,11 @@ def import_tasks(
     Exits with 2 if a task can't be read or is refused; without --skip-refused nothing is written then.
     """
     write = _writer(out)
-    base = _template(template, harness)
+    base = template_of(template, harness)
     if "agent" not in base:
         raise InputError("--harness", harness, "a task of Harbor's format names no agent; give --harness or --template")
-    variables = _variables(env)
-    selection = _selected(path, dataset, split, where, limit, seed if shuffle else None)
+    variables = variables_of(env)
+    selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
     results = [(member, harbor_mapping.mapped(member, task, base, variables)) for member, task in selection.tasks]
     bodies, refusals = _importable(results)
     is_whole = not refusals and not selection.problems
@@ -186,7 +166,7 @@ def import_tasks(
     if written:
         write(written)
     _report([mapped for _, mapped in results], len(written), output)
-    _note_all([*map(str, selection.problems), *_grouped(refusals)])
+    note_all([*map(str, selection.problems), *_grouped(refusals)])
     if not written:
         note("nothing was written")
     if not written or not is_whole:
@@ -244,55 +224,10 @@ def _report(results: Sequence[Mapped], imported: int, output: Format) -> None:
     say(f"\n{imported} of {len(results)} tasks imported")
 
 
-def _selected(
-    path: Path, dataset: str | None, split: str | None, where: Sequence[str] | None, limit: int | None, seed: int | None
-) -> Selection:
-    conditions = [Condition.parse(text) for text in where or ()]
-    found = task_sets.members(path, dataset, split)
-    return task_sets.select(found if seed is None else task_sets.shuffled(found, seed), conditions, limit)
-
-
 def _end_if_unread(selection: Selection) -> None:
     if selection.problems:
-        _note_all(list(map(str, selection.problems)))
+        note_all(list(map(str, selection.problems)))
         raise typer.Exit(Exit.BAD_INPUT)
-
-
-def _note_all(problems: Sequence[str]) -> None:
-    for problem in problems[:SHOWN_PROBLEMS]:
-        note(problem)
-    if len(problems) > SHOWN_PROBLEMS:
-        note(f"… and {len(problems) - SHOWN_PROBLEMS} more")
-
-
-def _template(file: Path | None, harness: str | None) -> dict[str, Any]:
-    """The template, with absolute `source` paths: relative ones start at its folder, or in a task's. Raises InputError."""
-    base: dict[str, Any] = {}
-    folder = Path() if file is None else file.parent
-    if file is not None:
-        found = documents.read(str(file))
-        if len(found) != 1 or not isinstance(found[0].body, dict):
-            raise InputError("--template", str(file), f"must hold one part of a TaskRequest, and has {len(found)}")
-        base = found[0].body
-    for part in ("agent", "runtime"):
-        if not isinstance(base.get(part, {}), dict):
-            raise InputError(f"--template: {part}", base[part], "must be a mapping of fields")
-    if harness is not None:
-        base["agent"] = {**base.get("agent", {}), "harness": harness}
-    harbor_mapping.check_template(base)
-    return with_sources(
-        base, lambda source: source if source.startswith(TASK_FOLDER) else str((folder / source).absolute())
-    )
-
-
-def _variables(env: Sequence[str] | None) -> dict[str, str]:
-    found = {}
-    for entry in env or ():
-        name, sign, value = entry.partition("=")
-        if not sign and name not in os.environ:
-            raise InputError("--env", name, "no such variable in this environment; export it, or give NAME=VALUE")
-        found[name] = value if sign else os.environ[name]
-    return found
 
 
 def _writer(out: Path) -> Callable[[list[dict[str, Any]]], None]:
