@@ -195,6 +195,7 @@ def plan_of(task: TaskRequest) -> Plan:
         user=task.user,
         usable=task.early_stop.usable if task.early_stop else None,
         callback_url=task.callback_url,
+        run=task.run,
     )
 
 

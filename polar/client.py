@@ -255,6 +255,7 @@ class Client:
         *,
         max_in_flight: int,
         on_sent: Callable[[TaskRequest, int], None],
+        stop_at_refusal: bool = True,
     ) -> None:
         """Produce tasks as they come, each once at most `max_in_flight` sessions of this feed are unfinished with it.
 
@@ -262,7 +263,8 @@ class Client:
         `table` follows all tasks, since nobody knows which will come. A task that had finished before counts as finished, so a feed
         may start again from its beginning. `on_sent` gets each task and the number of unfinished sessions, including its own. There is
         no deadline: the coordinator ends every session. Raises InputError for a task with more than `max_in_flight` samples, for a
-        body that is too large and for an id in use by another body, and TaskRefusedError as soon as the system refuses a task.
+        body that is too large and for an id in use by another body, and TaskRefusedError as soon as the system refuses a task;
+        without `stop_at_refusal` the feed goes on, and `table.refusals` has the refused tasks.
         Raises NotReadyError if Kafka doesn't acknowledge a task. Tasks sent before an error stay sent.
 
         After the last task, waits up to ANSWER_S for a coordinator to show those that it hasn't shown, or for their refusal.
@@ -271,9 +273,10 @@ class Client:
         """Number of samples and body hash of unfinished tasks, by id."""
 
         def unfinished() -> int:
-            if refusals := [table.refusals[task_id] for task_id in waiting if task_id in table.refusals]:
+            refusals = [table.refusals[task_id] for task_id in waiting if task_id in table.refusals]
+            if refusals and stop_at_refusal:
                 raise TaskRefusedError(refusals)
-            for task_id in [task_id for task_id in waiting if table.is_finished(task_id)]:
+            for task_id in [task_id for task_id in waiting if table.is_over(task_id)]:
                 del waiting[task_id]
             return sum(samples - len(table.ended(task_id)) for task_id, (samples, _) in waiting.items())
 

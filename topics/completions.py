@@ -62,6 +62,8 @@ class Build(msgspec.Struct, frozen=True, tag="build", omit_defaults=True):
     mode: str = "train"
     reward_reason: str | None = None
     """As in the session's row."""
+    run: str | None = None
+    """As in the TaskRequest."""
 
 
 class CloseGroup(msgspec.Struct, frozen=True, tag="close_group", omit_defaults=True):
@@ -74,6 +76,7 @@ class CloseGroup(msgspec.Struct, frozen=True, tag="close_group", omit_defaults=T
     statuses: list[Status]
     output: str | None = None
     callback_url: str | None = None
+    run: str | None = None
 
 
 class Emitted(msgspec.Struct, frozen=True, tag="emitted", omit_defaults=True):

@@ -218,7 +218,11 @@ def flaw(fact: Fact) -> str | None:
             ("plan.run_budget_s", plan.run_budget_s, BUDGET_LIMIT_S),
             ("plan.evaluate_budget_s", plan.evaluate_budget_s, BUDGET_LIMIT_S),
         ]
-        names += [("plan.pool", fact.plan.pool, ids.NAME), ("plan.output", fact.plan.output, ids.NAME)]
+        names += [
+            ("plan.pool", plan.pool, ids.NAME),
+            ("plan.output", plan.output, ids.NAME),
+            ("plan.run", plan.run, ids.RUN),
+        ]
     else:
         numbers = [("ttl_ms", fact.ttl_ms / 1000, TTL_LIMIT_S)]
     for field, number, limit in numbers:

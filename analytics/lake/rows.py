@@ -53,7 +53,7 @@ def of_record(record: object, at: Row, output: str | None = None) -> Rows:
         case Trajectory():
             yield from _trajectory(record, at | {"output": output})
         case GroupFinished():
-            values = _fields(record, "task_id", "num_samples", "session_ids", "rewards")
+            values = _fields(record, "task_id", "num_samples", "session_ids", "rewards", "run")
             statuses = [status.value for status in record.statuses]
             yield "groups", at | {"output": output} | values | {"statuses": statuses}
         case _ if isinstance(record, events.RECORDS):
@@ -88,7 +88,7 @@ def _event(fact: Fact) -> Row:
         "task_id": events.task_of(fact),
         "stage": _plain(stage),
         **_fields(fact, *FACT_FIELDS, *FINISH_FIELDS),
-        **_fields(plan, "pool", "harness"),
+        **_fields(plan, "pool", "harness", "run"),
         **_prefixed("error_", getattr(fact, "error", None), SessionError),
         "backend": (getattr(fact, "runtime", None) or {}).get("backend"),
         "detail": _detail(fact),
@@ -150,7 +150,7 @@ def _sample_index(session_id: str) -> int | None:
 
 TRAJECTORY_FIELDS = (
     "session_id", "task_id", "sample_index", "num_samples", "attempt", "status", "harness", "builder", "reward", "artifacts",
-    "metadata", "mode", "reward_reason",
+    "metadata", "mode", "reward_reason", "run",
 )  # fmt: skip
 CALL_FIELDS = (
     "call_id", "branch", "kind", "outcome", "dialect", "received_at", "completed_at", "prompt_tokens", "sampled_tokens",

@@ -106,6 +106,7 @@ EVENTS = Table(
             pa.list_(TEXT),
             "what that runtime doesn't enforce on its host; null: not reported, and as `backend`",
         ),
+        Column("run", TEXT, "of a submitted task; null: of no run, and in older files"),
     ),
 )
 COMPLETIONS = Table(
@@ -217,6 +218,7 @@ TRAJECTORIES = Table(
         Column(
             "reward_reason", TEXT, "the evaluator's words, or its error; null: no reason was given, and in older files"
         ),
+        Column("run", TEXT, "the task's; null: of no run, and in older files"),
     ),
 )
 TRAJECTORY_CALLS = Table(
@@ -294,6 +296,7 @@ GROUPS = Table(
         Column("rewards", pa.list_(FLOAT), "by sample index; null where no evaluator gave one"),
         Column("statuses", pa.list_(TEXT), "by sample index"),
         *OUTPUT,
+        Column("run", TEXT, "the task's; null: of no run, and in older files"),
     ),
 )
 TABLES = {

@@ -58,6 +58,8 @@ class View:
 
 SESSION = {"session_id": "`<task_id>.<sample_index>`", "task_id": "the session's task"}
 
+RUN = "the task's run (`polar submit --run`); null: of no run, or submitted to an older Polar"
+
 TASKS = View(
     "tasks",
     "A submitted or opened task. Duplicate submissions are ignored.",
@@ -66,15 +68,16 @@ TASKS = View(
         "num_samples": "number of sessions",
         "harness": "by name, or `module:Class`; `external` for opened sessions, whose agent the user runs",
         "submitted_at": "when Kafka received it; null: retention removed the record before the lake read it",
+        "run": RUN,
     },
     """
     WITH told AS (
-        SELECT task_id, coalesce(num_samples, 1) AS num_samples, coalesce(harness, 'external') AS harness, logged_at
+        SELECT task_id, coalesce(num_samples, 1) AS num_samples, coalesce(harness, 'external') AS harness, logged_at, run
         FROM lake.events
         WHERE fact IN ('task_submitted', 'session_open_requested')
         QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY log_offset) = 1
     ), ended AS (
-        SELECT task_id, max(num_samples) AS num_samples, max(harness) AS harness
+        SELECT task_id, max(num_samples) AS num_samples, max(harness) AS harness, max(run) AS run
         FROM lake.trajectories
         GROUP BY task_id
     )
@@ -82,7 +85,8 @@ TASKS = View(
         task_id,
         coalesce(told.num_samples, ended.num_samples) AS num_samples,
         coalesce(told.harness, ended.harness) AS harness,
-        told.logged_at AS submitted_at
+        told.logged_at AS submitted_at,
+        coalesce(told.run, ended.run) AS run
     FROM told FULL JOIN ended USING (task_id)
     """,
 )
@@ -119,6 +123,7 @@ CALLS = View(
         "completed_at": "when the engine's answer or the error was complete",
         "latency_ms": "from `received_at` to `completed_at`",
         "realigned": "prompt tokens that were kept as sampled although the engine renders them differently; null: not recorded",
+        "run": RUN,
     },
     """
     WITH first AS (
@@ -145,11 +150,11 @@ CALLS = View(
         END AS policy_versions,
         error_code, received_at, completed_at,
         epoch_ms(completed_at) - epoch_ms(received_at) AS latency_ms,
-        realigned
+        realigned, run
     FROM first
     LEFT JOIN disowned USING (call_id)
     LEFT JOIN placed USING (call_id)
-    LEFT JOIN (SELECT task_id, harness FROM tasks) USING (task_id)
+    LEFT JOIN (SELECT task_id, harness, run FROM tasks) USING (task_id)
     """,
 )
 SESSIONS = View(
@@ -171,11 +176,12 @@ SESSIONS = View(
         "ended_at": "when its trajectory was written; null: not yet",
         "backend": "the kind of runtime of its attempt; null: it has no runtime yet, its init failed, or an older Polar ran it",
         "unenforced": "what that runtime didn't enforce on its host; empty: nothing; null: not reported, and as `backend`",
+        "run": RUN,
     },
     f"""
     WITH expected AS (
         SELECT *, task_id || '.' || sample_index AS session_id
-        FROM (SELECT task_id, harness, submitted_at, unnest(range(num_samples)) AS sample_index FROM tasks)
+        FROM (SELECT task_id, harness, submitted_at, run, unnest(range(num_samples)) AS sample_index FROM tasks)
     ), newest AS (
         SELECT session_id, max(attempt) AS attempt FROM lake.events WHERE session_id IS NOT NULL GROUP BY session_id
     ), runtimes AS (
@@ -188,7 +194,7 @@ SESSIONS = View(
         expected.session_id, expected.task_id, expected.sample_index, coalesce(ended.attempt, newest.attempt, 1) AS attempt,
         coalesce(ended.harness, expected.harness) AS harness, status,
         error_stage, error_kind, error_code, error_message, reward, reward_reason, submitted_at, logged_at AS ended_at,
-        backend, unenforced
+        backend, unenforced, expected.run
     FROM expected
     LEFT JOIN newest USING (session_id)
     LEFT JOIN (FROM lake.trajectories {NEWEST}) AS ended USING (session_id)
@@ -266,6 +272,7 @@ TRAJECTORIES = View(
         "artifacts": "blobs by name: the harness's log, the patch, the evaluation's output",
         "metadata": "the task's, as JSON",
         "mode": "`train` or `eval`",
+        "run": RUN,
     },
     f"FROM lake.trajectories {NEWEST}",
 )
@@ -279,11 +286,12 @@ GROUPS = View(
         "ended": "number of sessions with a trajectory",
         "mean_reward": "mean of the known rewards; null: none is known",
         "std_reward": "population standard deviation (divided by n) of the known rewards; null: none is known",
+        "run": RUN,
     },
     """
     SELECT
         task_id, any_value(num_samples) AS num_samples, any_value(tasks.harness) AS harness, count(status) AS ended,
-        avg(reward) AS mean_reward, stddev_pop(reward) AS std_reward
+        avg(reward) AS mean_reward, stddev_pop(reward) AS std_reward, any_value(tasks.run) AS run
     FROM tasks LEFT JOIN sessions USING (task_id)
     GROUP BY task_id
     """,

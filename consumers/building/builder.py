@@ -234,7 +234,7 @@ class PartitionBuilder:
 
     def _group_writes(self, group: CloseGroup) -> list[Write]:
         ids = [f"{group.task_id}.{index}" for index in range(group.num_samples)]
-        finished = GroupFinished(group.task_id, group.num_samples, ids, group.rewards, group.statuses)
+        finished = GroupFinished(group.task_id, group.num_samples, ids, group.rewards, group.statuses, run=group.run)
         fact = GroupEmitted(uuid.uuid4().hex, group.task_id)
         writes = [
             self._write(trajectories.topic(group.output), group.task_id, encode(finished)),

@@ -74,6 +74,7 @@ def _named(trajectory: Trajectory, build: Build) -> Trajectory:
         num_samples=build.num_samples,
         attempt=build.attempt,
         builder=build.builder,
+        run=build.run,
     )
 
 

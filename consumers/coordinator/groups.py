@@ -138,6 +138,7 @@ def close_group(task: TaskState, group: Iterable[SessionState]) -> CloseGroup:
         statuses=[session.status or Status.FAILED for session in sessions],
         output=task.plan.output,
         callback_url=task.plan.callback_url,
+        run=task.plan.run,
     )
 
 

@@ -184,7 +184,9 @@ class PartitionRebuild:
             return
         self._output.groups.add(group.task_id)
         self._report.groups += 1
-        end = GroupFinished(group.task_id, group.num_samples, sessions, group.rewards, group.statuses, rebuilt=True)
+        end = GroupFinished(
+            group.task_id, group.num_samples, sessions, group.rewards, group.statuses, rebuilt=True, run=group.run
+        )
         self._writes.append(self._record(group.task_id, encode(end)))
 
     async def _put(self, key: str, value: bytes) -> None:

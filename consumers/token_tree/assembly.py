@@ -84,6 +84,7 @@ def empty(build: Build) -> Trajectory:
         metadata=build.metadata,
         mode=build.mode,
         reward_reason=build.reward_reason,
+        run=build.run,
     )
 
 

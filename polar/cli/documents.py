@@ -30,7 +30,7 @@ class Document:
     """A decoded body, and its place for messages: `tasks.yaml, document 2 (line 14)`."""
 
     place: str
-    body: object
+    body: dict[str, Any]
 
 
 def read(file: str) -> list[Document]:
@@ -97,12 +97,9 @@ def _decoded(file: str, data: bytes) -> list[Document]:
 def _documents(name: str, bodies: Iterator[tuple[str, object]]) -> list[Document]:
     """The documents, with places. Raises InputError for a body that JSON can't carry."""
     try:
-        found = [Document(place, body) for place, body in bodies]
-        for document in found:
-            _check(document)
+        return [Document(place, _checked(place, body)) for place, body in bodies]
     except RecursionError:
         raise InputError(name, "…", "nested too deeply") from None
-    return found
 
 
 def folder_of(file: str) -> Path:
@@ -200,11 +197,12 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _check(document: Document) -> None:
-    """Raise InputError unless the body is a mapping that JSON can carry."""
-    if not isinstance(document.body, dict):
-        raise InputError(document.place, document.body, "expected a TaskRequest, a mapping of fields")
-    _check_value(document.place, "", document.body)
+def _checked(place: str, body: object) -> dict[str, Any]:
+    """The body. Raises InputError unless it is a mapping that JSON can carry."""
+    if not isinstance(body, dict):
+        raise InputError(place, body, "expected a TaskRequest, a mapping of fields")
+    _check_value(place, "", body)
+    return body
 
 
 def _check_value(place: str, path: str, value: object) -> None:

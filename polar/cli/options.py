@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,8 @@ from typing import Annotated
 import typer
 
 from topics.environment.settings import Settings
+from topics.types import ids
+from topics.types.errors import InputError
 
 Data = Annotated[
     Path | None,
@@ -48,6 +51,16 @@ TrustTasks = Annotated[
 def trusting(found: Settings, trust_tasks: bool) -> Settings:
     """The settings with the option `--trust-tasks`."""
     return found.model_copy(update={"trust_tasks": True}) if trust_tasks else found
+
+
+OnlyRun = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only what belongs to this run.")]
+
+
+def checked_run(name: str | None) -> str | None:
+    """The name of a run. Raises InputError."""
+    if name is not None and re.fullmatch(ids.RUN, name) is None:
+        raise InputError("--run", name, f"must match {ids.RUN}")
+    return name
 
 
 class Format(StrEnum):

@@ -67,6 +67,7 @@ SCHEMA = pa.schema(
         "traces": pa.list_(TRACE),
         "stats": STATS,
         "metadata": TEXT,
+        "run": TEXT,
     }
 )
 """`metadata` holds JSON text."""

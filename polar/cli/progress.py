@@ -69,7 +69,7 @@ async def reading(work: Coroutine[Any, Any, T], position: Position, what: str) -
     try:
         await asyncio.wait({task}, timeout=QUICK_S)
         if not task.done():
-            with _bar(f"reading {what}") as show:
+            with bar(f"reading {what}") as show:
                 while not task.done():
                     show(*position())
                     await asyncio.wait({task}, timeout=STEP_S)
@@ -135,15 +135,15 @@ def uploading() -> Iterator[OnBytes]:
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar that disappears at its end; lines if stderr is no terminal."""
     if not Console(stderr=True).is_terminal:
         announce = Throttled()
         yield lambda done, total: announce(f"{what}: {done} of {total}")
         return
-    with _progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), transient=True) as bar:
-        row = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(row, completed=done, total=total or None)
+    with _progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), transient=True) as drawn:
+        row = drawn.add_task(what, total=None)
+        yield lambda done, total: drawn.update(row, completed=done, total=total or None)
 
 
 def _progress(*columns: ProgressColumn, transient: bool = False) -> Progress:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from polar.cli import session_ids
-from polar.cli.options import Data, Format, Output
+from polar.cli.options import Data, Format, OnlyRun, Output, checked_run
 from polar.cli.output import console, counted, escaped_line, picked, print_json, say, show
 from topics.environment import settings
 from topics.types.errors import InputError
@@ -27,32 +27,39 @@ ROOMY = 110
 
 def status(
     name: Annotated[str | None, typer.Argument(metavar=f"[{session_ids.FIELD}]", help=session_ids.HELP)] = None,
+    run: OnlyRun = None,
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
     """Show live processes and all tasks, or the sessions of one task, or one session."""
+    checked_run(run)
     found = settings.load(data)
     if name is None:
-        rows, head = asyncio.run(_overview(found, with_head=output is Format.TABLE))
+        rows, head = asyncio.run(_overview(found, run, with_head=output is Format.TABLE))
+    elif run is not None:
+        raise InputError("--run", run, f"goes with the list of all tasks; leave it out, or leave {name} out")
     else:
         rows, head = asyncio.run(_sessions(found, session_ids.parse(name))), ""
     if output is Format.JSON:
         print_json(rows)
     elif name is None:
         say(head)
-        show(["task", ">samples", ">ended", "ended as", "others are", ">mean reward"], map(_task_cells, rows))
+        runs = ["run"] if run is None and any(row["run"] for row in rows) else []
+        columns = ["task", *runs, ">samples", ">ended", "ended as", "others are", ">mean reward"]
+        show(columns, (_task_cells(row, with_run=bool(runs)) for row in rows))
     else:
         took = [f">{stage} s" for stage in Stage] if console().width >= ROOMY else []
         columns = ["session", "phase", ">attempt", "status", ">reward", *took, "error"]
         show(columns, (_session_cells(row, with_durations=bool(took)) for row in rows))
 
 
-async def _overview(found: settings.Settings, *, with_head: bool) -> tuple[list[dict[str, Any]], str]:
+async def _overview(found: settings.Settings, run: str | None, *, with_head: bool) -> tuple[list[dict[str, Any]], str]:
     from analytics.live.view import Live
     from polar.client import SessionTable
 
     async with SessionTable(found) as table:
         rows = [of_task(name, row.num_samples, table) for name, row in sorted(table.tasks.items())]
+        rows = [row for row in rows if run in (None, row["run"])]
         if not with_head:
             return rows, ""
         async with Live(found, Live.PROCESSES) as live:
@@ -78,8 +85,10 @@ async def _sessions(found: settings.Settings, target: session_ids.Target) -> lis
 def of_task(task_id: str, samples: int, table: SessionTable) -> dict[str, Any]:
     rows = table.sessions.get(task_id, {}).values()
     rewards = [row.reward for row in rows if row.reward is not None]
+    task = table.tasks.get(task_id)
     return {
         "task_id": task_id,
+        "run": task.plan.run if task is not None and task.plan is not None else None,
         "num_samples": samples,
         "ended": sum(row.phase is Phase.ENDED for row in rows),
         "phases": dict(Counter(row.phase.value for row in rows if row.phase is not Phase.ENDED)),
@@ -122,9 +131,10 @@ def fleet_in_words(live: Snapshot) -> str | None:
     return f"the fleet is {' and '.join(states)} (generation {live.fleet_generation}): `polar fleet resume` ends this"
 
 
-def _task_cells(row: dict[str, Any]) -> list[object]:
+def _task_cells(row: dict[str, Any], *, with_run: bool) -> list[object]:
     return [
         row["task_id"],
+        *([row["run"]] if with_run else []),
         row["num_samples"],
         row["ended"],
         counted(row["statuses"]),

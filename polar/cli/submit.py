@@ -13,7 +13,7 @@ import typer
 from polar.cli import documents, progress
 from polar.cli.background_reader import read_in_background
 from polar.cli.exits import Exit
-from polar.cli.options import Data, Format, Output
+from polar.cli.options import Data, Format, Output, checked_run
 from polar.cli.output import note, one_line, print_json, say
 from polar.cli.status import of_task
 from polar.uploads import Uploads, lacks_content
@@ -44,6 +44,10 @@ def submit(
             help="Submit as sessions finish, with at most N unfinished. Reads JSON Lines line by line.",
         ),
     ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="NAME", help="Name of the run that the tasks belong to, in place of their own."),
+    ] = None,
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
@@ -52,9 +56,10 @@ def submit(
     --wait also names failed sessions, and exits with 1 if the error of one is `infra` or `input`, or if its evaluation failed. Exits with
     2 if the system refuses a task.
     """
+    checked_run(run)
     if max_in_flight is not None:
-        raise typer.Exit(asyncio.run(_feed(settings.load(data), files, max_in_flight, wait, output)))
-    tasks = _tasks(files)
+        raise typer.Exit(asyncio.run(_feed(settings.load(data), files, run, max_in_flight, wait, output)))
+    tasks = _tasks(files, run)
     found = settings.load(data)
     raise typer.Exit(asyncio.run(_submit(found, _requests(found, tasks), wait, output)))
 
@@ -76,7 +81,7 @@ class _Task:
             raise _placed(error, self.place) from None
 
 
-def _tasks(files: Sequence[str]) -> list[_Task]:
+def _tasks(files: Sequence[str], run: str | None) -> list[_Task]:
     """The tasks of all files. If any is bad, print every problem and end the command."""
     found: list[_Task] = []
     problems: list[InputError] = []
@@ -88,7 +93,7 @@ def _tasks(files: Sequence[str]) -> list[_Task]:
             continue
         for document in read:
             try:
-                found.append(_parsed(document, file))
+                found.append(_parsed(document, file, run))
             except InputError as error:
                 problems.append(error)
     _end_if_bad(problems)
@@ -123,10 +128,11 @@ def _end_if_bad(problems: Sequence[InputError]) -> None:
         raise typer.Exit(Exit.BAD_INPUT)
 
 
-def _parsed(document: documents.Document, file: str) -> _Task:
-    """The task of a document. Raises InputError with the place."""
+def _parsed(document: documents.Document, file: str, run: str | None) -> _Task:
+    """The task of a document, of this run if one is given. Raises InputError with the place."""
+    body = document.body if run is None else {**document.body, "run": run}
     try:
-        return _Task(document.place, documents.folder_of(file), parse(document.body))
+        return _Task(document.place, documents.folder_of(file), parse(body))
     except InputError as error:
         raise _placed(error, document.place) from None
 
@@ -161,7 +167,9 @@ async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, outp
         return await _ended(client, table, {request.task_id: request.num_samples for request in requests}, wait, output)
 
 
-async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait: bool, output: Format) -> int:
+async def _feed(
+    found: Settings, files: Sequence[str], run: str | None, max_in_flight: int, wait: bool, output: Format
+) -> int:
     """Submit tasks as sessions finish; the exit code. Tasks sent before an error stay sent."""
     from polar.client import Client
 
@@ -176,7 +184,7 @@ async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait:
         announce(f"{len(samples)} tasks submitted, {unfinished} of at most {max_in_flight} sessions unfinished")
 
     uploads = Uploads(blob_store.of(found), progress.upload_lines())
-    requests = _warned_of_pools(client, read_in_background(_one_by_one(files, uploads)))
+    requests = warned_of_pools(client, read_in_background(_one_by_one(files, run, uploads)))
     async with client.table() as table:
         feeding = client.feed(requests, table, max_in_flight=max_in_flight, on_sent=on_sent)
         try:
@@ -188,14 +196,14 @@ async def _feed(found: Settings, files: Sequence[str], max_in_flight: int, wait:
         return await _ended(client, table, samples, wait, output)
 
 
-def _one_by_one(files: Sequence[str], uploads: Uploads) -> Iterator[TaskRequest]:
+def _one_by_one(files: Sequence[str], run: str | None, uploads: Uploads) -> Iterator[TaskRequest]:
     """The tasks of all files, with the content of their uploads. Raises InputError, with the place, at the first bad one."""
     for file in files:
         for document in documents.stream(file):
-            yield _parsed(document, file).uploaded(uploads)
+            yield _parsed(document, file, run).uploaded(uploads)
 
 
-async def _warned_of_pools(client: Client, requests: AsyncIterator[TaskRequest]) -> AsyncIterator[TaskRequest]:
+async def warned_of_pools(client: Client, requests: AsyncIterator[TaskRequest]) -> AsyncIterator[TaskRequest]:
     """The requests; warns once of each pool."""
     seen: set[str] = set()
     async for request in requests:

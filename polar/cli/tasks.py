@@ -1,9 +1,8 @@
-"""`polar tasks` reads task sets in Harbor's format and rows, shows what their fields become, and imports them as TaskRequests."""
+"""`polar tasks` reads task sets in Harbor's format and rows, shows what their fields become, imports them, and checks them."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,86 +12,47 @@ import msgspec
 import typer
 import yaml
 
-from polar.cli import documents
+from polar.cli import documents, task_check
 from polar.cli.exits import Exit
 from polar.cli.options import Format, Output
 from polar.cli.output import note, print_json, say, show
-from polar.tasks import mapping, repositories, task_sets
+from polar.cli.task_selection import (
+    Dataset,
+    Env,
+    Harness,
+    Ignore,
+    Image,
+    Limit,
+    Only,
+    Repo,
+    Seed,
+    SetPath,
+    Shuffle,
+    Split,
+    Template,
+    Where,
+    note_all,
+    row_options,
+    selected,
+    template_of,
+    variables_of,
+)
+from polar.tasks import mapping, task_sets
 from polar.tasks.harbor_mapping import Finding, Mapped
 from polar.tasks.harbor_rules import Outcome
-from polar.tasks.repositories import Repositories
 from polar.tasks.row_options import RowOptions
 from polar.tasks.rows import Row
-from polar.tasks.task_sets import Condition, Found, Member, Selection, Task
-from polar.tasks.templates import TASK_FOLDER, with_sources
+from polar.tasks.task_sets import Found, Member, Selection, Task
 from topics.environment import cache, private_files
 from topics.types.errors import InputError
 
-SHOWN_PROBLEMS = 20
-"""Messages about single tasks; the rest is counted."""
-
 app = typer.Typer(
     no_args_is_help=True,
-    help="List, show and import tasks: Harbor's format, rows of SWE-bench and others; every field of a task (docs).",
+    help="List, show, import and check tasks: Harbor's format, rows of SWE-bench and others; every field of a task (docs).",
     rich_markup_mode=None,
 )
 
-SetPath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SET",
-        help="A task's folder, a folder of those, a registry.json or a dataset.toml; or rows: a .jsonl, .json or .parquet file.",
-    ),
-]
-Dataset = Annotated[
-    str | None, typer.Option("--dataset", metavar="NAME[@VERSION]", help="Only this dataset of the set's registry.")
-]
-Split = Annotated[str | None, typer.Option("--split", help="Only the tasks that splits.json lists under this name.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="FIELD=PATTERN",
-        help="Only tasks with this field in task.toml or their row, like metadata.difficulty=easy; != for the others. "
-        "Repeatable: all must hold.",
-    ),
-]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="At most N tasks.")]
-Shuffle = Annotated[bool, typer.Option("--shuffle", help="In random order, which --seed determines.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of --shuffle.")]
-Template = Annotated[
-    Path | None,
-    typer.Option(
-        "--template",
-        metavar="FILE",
-        help="Part of a TaskRequest, as YAML or JSON; its fields replace the task's. A source may begin with {task}/.",
-    ),
-]
-Harness = Annotated[str | None, typer.Option("--harness", metavar="NAME", help="The template's agent.harness.")]
-Env = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env",
-        metavar="NAME[=VALUE]",
-        help="Value for ${NAME} in a task's env; without =VALUE from this environment. It is kept in the task. Repeatable.",
-    ),
-]
-Image = Annotated[
-    str | None,
-    typer.Option("--image", metavar="NAME", help="Each row's image, with {{field}} for values of the row."),
-]
-Repo = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--repo",
-        metavar="NAME=PLACE",
-        help="For rows whose repo is NAME: no image of the dataset, but this folder or URL of a git repository. Repeatable.",
-    ),
-]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option("--ignore", metavar="FIELD", help="A field of the rows that may be left out. Repeatable."),
-]
+app.command("check")(task_check.check)
 
 
 @app.command("list")
@@ -100,6 +60,7 @@ def list_tasks(
     path: SetPath,
     dataset: Dataset = None,
     split: Split = None,
+    only: Only = None,
     where: Where = None,
     limit: Limit = None,
     shuffle: Shuffle = False,
@@ -110,8 +71,8 @@ def list_tasks(
     output: Output = Format.TABLE,
 ) -> None:
     """List the tasks of a set, with the fields for which an import without a template refuses them."""
-    selection = _selected(path, dataset, split, where, limit, seed if shuffle else None)
-    options = _options(image, repo, ignore, path)
+    selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
+    options = row_options(image, repo, ignore, path)
     rows = [_row(member, task, options) for member, task in selection.tasks]
     if output is Format.JSON:
         print_json(rows)
@@ -159,8 +120,8 @@ def show_task(
 ) -> None:
     """Show a task, and what each of its fields and files becomes."""
     member = _named(task_sets.members(path, dataset), name)
-    options = _options(image, repo, ignore, path)
-    mapped = mapping.mapped(member, member.read(), _template(template, harness), _variables(env), options)
+    options = row_options(image, repo, ignore, path)
+    mapped = mapping.mapped(member, member.read(), template_of(template, harness), variables_of(env), options)
     findings = list(mapped.findings)
     if "agent" in mapped.body and not mapped.refusals and isinstance(refusal := mapped.request(), Finding):
         findings.append(refusal)
@@ -205,6 +166,7 @@ def import_tasks(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="A .jsonl or .yaml file for `polar submit`.")],
     dataset: Dataset = None,
     split: Split = None,
+    only: Only = None,
     where: Where = None,
     limit: Limit = None,
     shuffle: Shuffle = False,
@@ -225,12 +187,12 @@ def import_tasks(
     Exits with 2 if a task can't be read or is refused; without --skip-refused nothing is written then.
     """
     write = _writer(out)
-    base = _template(template, harness)
+    base = template_of(template, harness)
     if "agent" not in base:
         raise InputError("--harness", harness, "a task of a set names no agent; give --harness or --template")
-    variables = _variables(env)
-    selection = _selected(path, dataset, split, where, limit, seed if shuffle else None)
-    options = _options(image, repo, ignore, out)
+    variables = variables_of(env)
+    selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
+    options = row_options(image, repo, ignore, out)
     results = [(member, mapping.mapped(member, task, base, variables, options)) for member, task in selection.tasks]
     bodies, refusals = _importable(results)
     is_whole = not refusals and not selection.problems
@@ -239,7 +201,7 @@ def import_tasks(
         options.repositories.write({source for body in written for source in _sources(body)})
         write(written)
     _report([mapped for _, mapped in results], len(written), output)
-    _note_all([*map(str, selection.problems), *_grouped(refusals)])
+    note_all([*map(str, selection.problems), *_grouped(refusals)])
     if not written:
         note("nothing was written")
     if not written or not is_whole:
@@ -297,65 +259,15 @@ def _report(results: Sequence[Mapped], imported: int, output: Format) -> None:
     say(f"\n{imported} of {len(results)} tasks imported")
 
 
-def _selected(
-    path: Path, dataset: str | None, split: str | None, where: Sequence[str] | None, limit: int | None, seed: int | None
-) -> Selection:
-    conditions = [Condition.parse(text) for text in where or ()]
-    found = task_sets.members(path, dataset, split)
-    return task_sets.select(found if seed is None else task_sets.shuffled(found, seed), conditions, limit)
-
-
 def _end_if_unread(selection: Selection) -> None:
     if selection.problems:
-        _note_all(list(map(str, selection.problems)))
+        note_all(list(map(str, selection.problems)))
         raise typer.Exit(Exit.BAD_INPUT)
-
-
-def _note_all(problems: Sequence[str]) -> None:
-    for problem in problems[:SHOWN_PROBLEMS]:
-        note(problem)
-    if len(problems) > SHOWN_PROBLEMS:
-        note(f"… and {len(problems) - SHOWN_PROBLEMS} more")
-
-
-def _template(file: Path | None, harness: str | None) -> dict[str, Any]:
-    """The template, with absolute `source` paths: relative ones start at its folder, or in a task's. Raises InputError."""
-    base: dict[str, Any] = {}
-    folder = Path() if file is None else file.parent
-    if file is not None:
-        found = documents.read(str(file))
-        if len(found) != 1 or not isinstance(found[0].body, dict):
-            raise InputError("--template", str(file), f"must hold one part of a TaskRequest, and has {len(found)}")
-        base = found[0].body
-    for part in ("agent", "runtime"):
-        if not isinstance(base.get(part, {}), dict):
-            raise InputError(f"--template: {part}", base[part], "must be a mapping of fields")
-    if harness is not None:
-        base["agent"] = {**base.get("agent", {}), "harness": harness}
-    return with_sources(
-        base, lambda source: source if source.startswith(TASK_FOLDER) else str((folder / source).absolute())
-    )
-
-
-def _options(image: str | None, repo: Sequence[str] | None, ignore: Sequence[str] | None, beside: Path) -> RowOptions:
-    """`beside`: the file whose folder gets the bundles of repositories."""
-    folder = beside.parent / f"{beside.stem}.repositories"
-    return RowOptions(image, Repositories(repositories.parse(repo or ()), folder), tuple(ignore or ()))
 
 
 def _sources(body: dict[str, Any]) -> list[str]:
     """The paths that the task's preparation uploads."""
     return [action["source"] for action in body.get("runtime", {}).get("prepare", ()) if "source" in action]
-
-
-def _variables(env: Sequence[str] | None) -> dict[str, str]:
-    found = {}
-    for entry in env or ():
-        name, sign, value = entry.partition("=")
-        if not sign and name not in os.environ:
-            raise InputError("--env", name, "no such variable in this environment; export it, or give NAME=VALUE")
-        found[name] = value if sign else os.environ[name]
-    return found
 
 
 def _writer(out: Path) -> Callable[[list[dict[str, Any]]], None]:

@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from polar.cli import process, progress
-from polar.cli.options import Data
+from polar.cli.options import Data, OnlyRun, checked_run
 from polar.cli.output import escaped_line, json_line, note, picked, say, show
 from topics.environment import settings
 from topics.environment.settings import Settings
@@ -44,19 +44,21 @@ def trajectories(
         typer.Option(metavar="T", help="`eval`, or a task's output_topic. Default: the trajectories for training."),
     ] = None,
     task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Only this task. Repeatable.")] = None,
+    run: OnlyRun = None,
     layout: Annotated[
         Layout, typer.Option("--format", help="jsonl, parquet: one line or row per trajectory, with its tokens.")
     ] = Layout.TABLE,
     data: Data = None,
 ) -> None:
     """Print trajectories, one for each sample."""
+    checked_run(run)
     found = settings.load(data)
-    missing = dict.fromkeys(task or ())
+    missing = dict.fromkeys((f"run {run}",) if run is not None and not task else task or ())
     with _writer(layout, follow) as write:
 
         def write_selected(trajectory: Trajectory) -> None:
-            if not task or trajectory.task_id in task:
-                missing.pop(trajectory.task_id, None)
+            if (not task or trajectory.task_id in task) and run in (None, trajectory.run):
+                missing.pop(trajectory.task_id if task else f"run {run}", None)
                 write(trajectory)
 
         prints = follow or layout is not Layout.TABLE
@@ -141,6 +143,7 @@ def fields(trajectory: Trajectory, as_dict: Callable[[Any], Any]) -> dict[str, A
         "traces": [_trace(expand(trajectory, trace), as_dict) for trace in trajectory.traces],
         "stats": as_dict(trajectory.stats),
         "metadata": trajectory.metadata,
+        "run": trajectory.run,
     }
 
 

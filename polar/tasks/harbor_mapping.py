@@ -112,6 +112,32 @@ def check_template(template: Mapping[str, Any]) -> None:
             )
 
 
+def solution_env(task: HarborTask, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the reference solution, which a rollout doesn't get. Raises InputError for one without a value."""
+    env = task.config.solution.env
+    try:
+        return _resolved(env, variables)
+    except ValueError as error:
+        raise InputError("solution.env", env, str(error)) from None
+
+
+def _resolved(env: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables, with a value for each `${VAR}`. Raises ValueError."""
+    return {name: _value(name, text, variables) for name, text in env.items()}
+
+
+def _value(name: str, text: str, variables: Mapping[str, str]) -> str:
+    found = VARIABLE.fullmatch(text)
+    return text if found is None else _variable(name, found, variables)
+
+
+def _variable(name: str, found: re.Match[str], variables: Mapping[str, str]) -> str:
+    value = variables.get(found[1], found[2])
+    if value is None:
+        raise ValueError(f"{name} needs a value for ${{{found[1]}}}; give it by --env {found[1]}")
+    return value
+
+
 def task_id(name: str) -> str:
     """A task's id: its name if that may be one. Otherwise what may stay of it, with a hash, so that different names have different ids."""
     if TASK_ID.fullmatch(name):
@@ -275,17 +301,7 @@ class _Mapping:
 
     def resolved(self, env: Mapping[str, str]) -> dict[str, str]:
         """Variables, with a value for each `${VAR}`. Raises ValueError."""
-        return {name: self._value(name, text) for name, text in env.items()}
-
-    def _value(self, name: str, text: str) -> str:
-        found = VARIABLE.fullmatch(text)
-        return text if found is None else self._variable(name, found)
-
-    def _variable(self, name: str, found: re.Match[str]) -> str:
-        value = self._variables.get(found[1], found[2])
-        if value is None:
-            raise ValueError(f"{name} needs a value for ${{{found[1]}}}; give it by --env {found[1]}")
-        return value
+        return _resolved(env, self._variables)
 
     def servers(self, servers: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """MCP servers, with a value for each `${VAR}` in their headers. Raises ValueError."""
@@ -297,7 +313,7 @@ class _Mapping:
         ]
 
     def _filled(self, name: str, text: str) -> str:
-        return EMBEDDED.sub(lambda found: self._variable(name, found), text)
+        return EMBEDDED.sub(lambda found: _variable(name, found, self._variables), text)
 
     def image(self, name: str) -> str:
         """Raises ValueError if the runtime has no images."""

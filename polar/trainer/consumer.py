@@ -6,6 +6,7 @@ only the two together are a checkpoint: no consumer group stores a position. Wha
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from topics import trajectories
 from topics.contract.codec import DecodeError, UnknownRecord
 from topics.environment.settings import Settings, load
 from topics.log.kafka import Record
+from topics.types import ids
 from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory
 
@@ -65,6 +67,7 @@ class TrajectoryConsumer:
         *,
         settings: Settings | None = None,
         topic: str | None = None,
+        run: str | None = None,
         start: Start = "earliest",
         timeout_s: float | None = None,
         outage_s: float = OUTAGE_S,
@@ -72,16 +75,20 @@ class TrajectoryConsumer:
     ) -> None:
         """Of the system whose data folder is `data`, or of `settings`; neither: as the `polar` command finds it.
 
-        `topic`: None for what is trained, `eval`, or a task's `output_topic`. `start`: where to begin without a state.
+        `topic`: None for what is trained, `eval`, or a task's `output_topic`. `run`: yield only what belongs to this run; None: all runs.
+        `start`: where to begin without a state.
         `timeout_s`: iteration ends when it has waited that long and Kafka says that there is no more; None waits for ever.
         `outage_s`: how long Kafka may be away before iteration raises NotReadyError. `allow_gap`: records that have left the log unread
         are passed over, else they raise NotReadyError. Raises InputError for a bad setting or name.
         """
         if start not in ("earliest", "latest"):
             raise InputError("start", start, "must be earliest or latest")
+        if run is not None and re.fullmatch(ids.RUN, run) is None:
+            raise InputError("run", run, f"must match {ids.RUN}")
         self._settings = settings or load(None if data is None else Path(data))
         output = trajectories.output_named(topic, self._settings.namespace)
         self._topic = trajectories.topic(output).name
+        self._run = run
         self._start: Start = start
         self._timeout_s = timeout_s
         self._reader = Reader(self._settings, output, outage_s=outage_s, allow_gap=allow_gap)
@@ -96,8 +103,8 @@ class TrajectoryConsumer:
         self._deadline: GroupDeadline | None = None
         self._checked: list[Checked] = []
         self.skipped: Counter[str] = Counter()
-        """Counts of skipped items by reason: `undecodable`; `unknown_<type>`; `incomplete_group`: reading began after the group did;
-        `late_sample`: its group was already yielded; and the reasons of rules."""
+        """Counts of skipped items by reason: `undecodable`; `unknown_<type>`; `other_run`: trajectories of other runs than `run`;
+        `incomplete_group`: reading began after the group did; `late_sample`: its group was already yielded; and the reasons of rules."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self._stream("trajectories"))
@@ -125,18 +132,26 @@ class TrajectoryConsumer:
         marks = self._yielded()
         if marks is None:
             raise RuntimeError("the first offsets are known once the consumer is open: call this inside `with`")
-        return State(self._settings.namespace, self._topic, self._items, dict(sorted(marks.items()))).to_dict()
+        return State(
+            self._settings.namespace, self._topic, self._items, dict(sorted(marks.items())), run=self._run
+        ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at any time from a state: iteration continues with the first item not yet yielded when the state was saved.
 
-        Raises InputError if `state` is invalid or belongs to another topic. Later, iterating raises InputError for the other kind of
-        items, and what `Reader.place` raises.
+        Raises InputError if `state` is invalid, belongs to another topic, or is of a consumer that yielded another run only. Later,
+        iterating raises InputError for the other kind of items, and what `Reader.place` raises.
         """
         loaded = State.from_dict(state)
         name, expected = f"{loaded.namespace}.{loaded.topic}", f"{self._settings.namespace}.{self._topic}"
         if name != expected:
             raise InputError("state.topic", name, f"this consumer reads {expected}")
+        if loaded.run not in (None, self._run):
+            raise InputError(
+                "state.run",
+                loaded.run,
+                f"this consumer yields {self._run or 'all runs'}: it would miss what the other one passed over; begin without a state",
+            )
         self._items, self._marks = loaded.items, loaded.partitions
         self._fold = self._pending = None
         self._is_placed = False
@@ -281,5 +296,8 @@ class TrajectoryConsumer:
             return None
         if isinstance(decoded, UnknownRecord):
             self.skipped[f"unknown_{decoded.type}"] += 1
+            return None
+        if self._run not in (None, decoded.run):
+            self.skipped["other_run"] += isinstance(decoded, Trajectory)
             return None
         return decoded

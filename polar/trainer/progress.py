@@ -52,6 +52,8 @@ class State(msgspec.Struct, frozen=True):
     partitions: dict[int, Mark]
     """By partition number, which is a string in the dictionary form, as in JSON."""
     version: int = VERSION
+    run: str | None = None
+    """The run whose items alone were yielded; None: those of all runs."""
 
     @classmethod
     def from_dict(cls, state_dict: Mapping[str, Any]) -> State:

@@ -1,7 +1,8 @@
 """A small lake with a story in it, made of records as the writer makes it, without a broker: what the views must tell is known.
 
 `mend` (pi, 4 samples): 0 solved, its run lost once before; 1 failed to, with a side call, a call given up and one unanswered;
-2 ran out of time; 3 still runs. `parse` (shell, 2 samples): both solved. `own` (opened, 2 samples): one done, one never asked for.
+2 ran out of time; 3 still runs. `parse` (shell, 2 samples, of the run `night`): both solved. `own` (opened, 2 samples): one done, one
+never asked for.
 """
 
 from __future__ import annotations
@@ -59,10 +60,9 @@ def story() -> list[Told]:
     return sorted([*_mend(), *_parse(), *_own()], key=lambda one: one[0])
 
 
-def submitted(task_id: str, samples: int, harness: str = "pi") -> TaskSubmitted:
-    plan = Plan(
-        "default", 0, 3, 1.0, 1.0, 1.0, harness, "prefix_merging", b"{}", None, "train", b'{"repository": "demo"}'
-    )
+def submitted(task_id: str, samples: int, harness: str = "pi", run: str | None = None) -> TaskSubmitted:
+    metadata = b'{"repository": "demo"}'
+    plan = Plan("default", 0, 3, 1.0, 1.0, 1.0, harness, "prefix_merging", b"{}", None, "train", metadata, run=run)
     return TaskSubmitted(f"{task_id}-submitted", task_id, samples, "hash", plan)
 
 
@@ -194,14 +194,14 @@ def _mend() -> Iterator[Told]:
 
 
 def _parse() -> Iterator[Told]:
-    yield 40, submitted("parse", 2, harness="shell")
+    yield 40, submitted("parse", 2, harness="shell", run="night")
     for sample in range(2):
         session_id = f"parse.{sample}"
         yield from stages(session_id, 40 + sample)
         calls = conversation(session_id, 46 + sample, 2)
         yield from calls
-        yield 60 + sample, yielded(session_id, 2, calls, Status.COMPLETED, 1.0, harness="shell")
-    yield 62, GroupFinished("parse", 2, ["parse.0", "parse.1"], [1.0, 1.0], [Status.COMPLETED] * 2)
+        yield 60 + sample, yielded(session_id, 2, calls, Status.COMPLETED, 1.0, harness="shell", run="night")
+    yield 62, GroupFinished("parse", 2, ["parse.0", "parse.1"], [1.0, 1.0], [Status.COMPLETED] * 2, run="night")
 
 
 def _own() -> Iterator[Told]:

@@ -54,7 +54,7 @@ def calls(session_id: str) -> list[Completion]:
 def build(session_id: str, output: str | None = None) -> Build:
     task_id, _, index = session_id.partition(".")
     return Build(
-        session_id, task_id, int(index), 2, 1, "claim", Status.COMPLETED, "prefix_merging", b"{}", "shell", 1.0, output=output
+        session_id, task_id, int(index), 2, 1, "claim", Status.COMPLETED, "prefix_merging", b"{}", "shell", 1.0, output=output, run="night",
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ async def finished(log: LogProducer, settings: Settings, *tasks: str, output: st
     for task in tasks:
         for index in range(2):
             await session(log, f"{task}.{index}", output)
-        await write(log, task, CloseGroup(task, 2, [1.0, 1.0], [Status.COMPLETED] * 2, output))
+        await write(log, task, CloseGroup(task, 2, [1.0, 1.0], [Status.COMPLETED] * 2, output, run="night"))
 
     async def all_out() -> bool:
         return len(await records_of(settings, completions.TOPIC, Emitted)) >= 3 * len(tasks)
@@ -96,7 +96,9 @@ async def test_every_session_is_built_again_by_another_builder_and_a_second_run_
         straight = PerRequest().build(BuiltFrom(wanted, calls(session_id)))
         assert trajectory == msgspec.structs.replace(straight, rebuilt_with=b"{}")
     ends = await records_of(settings, trajectories.topic("again"), GroupFinished)
-    assert [(end.rewards, end.rebuilt) for end in ends] == [([1.0, 1.0], True)] * 2
+    assert [(end.rewards, end.rebuilt, end.run) for end in ends] == [([1.0, 1.0], True, "night")] * 2
+    live = await records_of(settings, trajectories.TOPIC)
+    assert {one.run for one in [*found.values(), *live]} == {"night"}
     again = await rebuild(settings, PER_REQUEST)
     assert (again.sessions, again.were_out, again.groups) == (0, 4, 0)
     assert await rebuilt(settings) == found

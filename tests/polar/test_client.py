@@ -269,6 +269,31 @@ async def test_a_feed_ends_with_the_first_task_that_is_refused(settings: Setting
     assert sent.empty()
 
 
+async def test_a_feed_that_does_not_stop_at_a_refusal_gives_the_refused_task_s_place_to_the_next(
+    settings: Settings, coordinator: Coordinator
+) -> None:
+    bad, last = task("bad", 2), task("last", 2)
+    sent: asyncio.Queue[str] = asyncio.Queue()
+    client = Client(settings)
+    async with client.table() as table:
+        feeding = asyncio.create_task(
+            client.feed(
+                one_by_one(bad, last),
+                table,
+                max_in_flight=2,
+                on_sent=lambda request, _: sent.put_nowait(request.task_id),
+                stop_at_refusal=False,
+            )
+        )
+        async with asyncio.timeout(20):
+            assert await sent.get() == "bad"
+            await coordinator.refuse(bad)
+            assert await sent.get() == "last"
+            await coordinator.show(last)
+            await feeding
+        assert list(table.refusals) == ["bad"]
+
+
 async def test_a_pool_is_served_by_live_workers_that_stay(settings: Settings, coordinator: Coordinator) -> None:
     client = Client(settings)
     assert await client.unserved({"default"}) == {"default": list(Stage)}

@@ -26,6 +26,12 @@ def test_a_budget_is_a_finite_time(field: str, number: float) -> None:
     assert found.startswith(f"plan.{field}: must be 0 to ")
 
 
+def test_a_run_has_a_name_that_a_task_could_have() -> None:
+    assert events.flaw(replace(SUBMITTED, plan=replace(PLAN, run="night"))) is None
+    found = events.flaw(replace(SUBMITTED, plan=replace(PLAN, run="a b")))
+    assert (found or "").startswith("plan.run: must match ")
+
+
 @pytest.mark.parametrize("number", [-1, 10**18])
 def test_the_time_of_an_opened_session_is_at_most_a_day(number: int) -> None:
     assert events.flaw(SessionOpenRequested("f", "t", "o-1", 1000)) is None

@@ -6,4 +6,6 @@ from __future__ import annotations
 TASK_ID = "[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
 NAME = "[a-z0-9][a-z0-9-]{0,62}"
 """Names of pools and outputs."""
+RUN = TASK_ID
+"""Names of runs."""
 SAMPLES_LIMIT = 1024

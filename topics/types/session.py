@@ -189,6 +189,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """`early_stop.usable`: after this many usable trajectories the group's other sessions are cancelled; None: never."""
     callback_url: str | None = None
     """URL that receives GroupFinished."""
+    run: str | None = None
+    """As in the TaskRequest."""
 
 
 def session_id_of(task_id: str, sample_index: int) -> str:

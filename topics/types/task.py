@@ -50,6 +50,7 @@ RETENTION_BUDGET_S = 7 * 24 * 3600 / 2
 """A task's budgets sum to less than half of `polar.completions`' retention (protocol 31)."""
 
 TaskId = Annotated[str, StringConstraints(pattern=f"^{ids.TASK_ID}$")]
+RunName = Annotated[str, StringConstraints(pattern=f"^{ids.RUN}$")]
 IMAGE_NAME_LIMIT = 512
 """Characters: a registry's name (255), a tag (128) and a digest (71) fit."""
 POOL_NAME = f"^{ids.NAME}$"
@@ -523,6 +524,8 @@ class TaskRequest(Part):
     early_stop: EarlyStop | None = None
     metadata: dict[str, Any] = {}
     """Values of your own, at most 64 KiB of JSON; every trajectory carries them. `user`: whose share of slots the task uses."""
+    run: RunName | None = None
+    """Name of the experiment that the task belongs to; its trajectories have it. None: of no run."""
 
     @field_validator("instruction")
     @classmethod
@@ -605,9 +608,15 @@ class TaskRequest(Part):
         return TRAINING_DEFAULTS.model_copy(update=self.sampling.model_dump(exclude_none=True))
 
     def canonical(self) -> bytes:
-        """The canonical body: defaults and budgets written out, keys sorted, so that equal tasks have equal bytes. `parse` accepts it."""
+        """The canonical body: defaults and budgets written out, keys sorted, so that equal tasks have equal bytes. `parse` accepts it.
+
+        Without a run it has the bytes of a Polar that knew no runs: older workers refuse unknown fields, and the same task of before an
+        upgrade stays the same task.
+        """
         body = self.model_dump(mode="json")
         body["timeouts"]["run"], body["timeout_seconds"] = self.run_budget_s, None
+        if self.run is None:
+            del body["run"]
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 

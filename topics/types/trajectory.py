@@ -126,6 +126,8 @@ class Trajectory(msgspec.Struct, frozen=True, tag="trajectory", omit_defaults=Tr
     """JSON object of builder settings if `polar rebuild` made it; None: the builder made it, once per session."""
     reward_reason: str | None = None
     """Why the reward is what it is: the evaluator's words, or the error of the evaluation; None: no reason was given."""
+    run: str | None = None
+    """The task's run; None: of no run, or an older coordinator or builder wrote it."""
 
     def expanded(self) -> list[ExpandedTrace]:
         """Its expanded traces, in order; expanded again at each call."""
@@ -148,6 +150,8 @@ class GroupFinished(msgspec.Struct, frozen=True, tag="group_finished", omit_defa
     statuses: list[Status]
     rebuilt: bool = False
     """True if `polar rebuild` wrote it."""
+    run: str | None = None
+    """As in its trajectories."""
 
 
 class Span(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from topics.types.errors import NotReadyError
 from topics.types.tokens import unpack_ids, unpack_logprobs
 from topics.types.trajectory import ROOT, Trace, Trajectory
 
-PLAN = "harness builder mode output"
+PLAN = "harness builder mode output run"
 """Fields of the task's plan."""
 
 

@@ -41,6 +41,7 @@ def draw_head(page: Page, story: Story) -> None:
     if plan is not None:
         facts += [f"harness {plan.harness}", f"builder {plan.builder}", f"mode {plan.mode}"]
         facts += [f"output {plan.output}"] if plan.output else []
+        facts += [f"run {plan.run}"] if plan.run else []
     facts.append(f"attempt {session.attempt}")
     page.line(", ".join(facts), indent=2)
     if session.exit_code:

@@ -181,6 +181,7 @@ TRAJECTORY = Trajectory(
     metadata=b'{"user": {"name": "na\xc3\xafve"}}',
     mode="eval",
     reward_reason="1 of 2 tests differ: näive",
+    run="night",
 )  # fmt: skip
 
 

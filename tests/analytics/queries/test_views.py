@@ -27,7 +27,7 @@ DESIGN = {
     "calls": "call_id, session_id, task_id, attempt, parent_id, dialect, engine, model_requested, model_served, kind, outcome, "
     "prompt_tokens, shared_tokens, sampled_tokens, finish_reason, policy_version, received_at, completed_at, latency_ms",
     "sessions": "session_id, task_id, sample_index, attempt, harness, status, error_code, reward, submitted_at, ended_at, "
-    "backend, unenforced",
+    "backend, unenforced, run",
     "stage_times": "session_id, attempt, stage, queued_ms, run_ms",
     "traces": "trace_id, session_id, task_id, tokens, trainable_tokens, calls, kind, reward",
     "trajectories": "session_id, task_id, sample_index, status, reward, traces, calls, trainable_tokens",
@@ -213,14 +213,35 @@ def test_what_a_duplicate_of_a_task_says_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_task_whose_submission_has_left_the_log_is_known_by_its_trajectories(tmp_path: Path) -> None:
-    lake = write(tmp_path, [one for one in story() if one[1] != submitted("parse", 2, "shell")])
+    lake = write(tmp_path, [one for one in story() if one[1] != submitted("parse", 2, "shell", "night")])
     with opened(lake) as connection:
         found = rows(
             connection,
             "SELECT session_id, harness, submitted_at, reward FROM sessions WHERE task_id = 'parse' ORDER BY 1",
         )
         assert found == [("parse.0", "shell", None, 1.0), ("parse.1", "shell", None, 1.0)]
-        assert rows(connection, "SELECT DISTINCT harness FROM calls WHERE task_id = 'parse'") == [("shell",)]
+        assert rows(connection, "SELECT DISTINCT harness, run FROM calls WHERE task_id = 'parse'") == [
+            ("shell", "night")
+        ]
+
+
+OF_A_RUN = ("tasks", "sessions", "trajectories", "groups", "calls")
+"""Views that a user groups by run."""
+
+
+@pytest.mark.parametrize("view", OF_A_RUN)
+def test_what_belongs_to_a_run_is_found_by_its_name(told: duckdb.DuckDBPyConnection, view: str) -> None:
+    assert rows(told, f"SELECT DISTINCT task_id FROM {view} WHERE run = 'night'") == [("parse",)]
+    assert rows(told, f"SELECT count(*) FROM {view} WHERE task_id = 'mend' AND run IS NULL") != [(0,)]
+
+
+def test_files_of_before_there_were_runs_have_none(tmp_path: Path) -> None:
+    lake = write(tmp_path, story())
+    for table in ("events", "trajectories", "groups"):
+        without_columns(lake, table, "run")
+    with opened(lake) as connection:
+        for view in OF_A_RUN:
+            assert rows(connection, f"SELECT DISTINCT run FROM {view}") == [(None,)]
 
 
 def without_columns(lake: Lake, of: str, *names: str) -> None:

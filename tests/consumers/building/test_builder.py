@@ -174,11 +174,11 @@ class Odd:
 @pytest.mark.parametrize("what", BUILDS)
 async def test_a_session_has_a_trajectory_of_its_own_whatever_its_builder_does(what: str) -> None:
     by = f"{__name__}:Odd"
-    record = replace(build("t.0", "a", by), builder_config=json.dumps({"what": what}).encode())
+    record = replace(build("t.0", "a", by), builder_config=json.dumps({"what": what}).encode(), run="night")
     (session,) = folded([Open("t.0", 1, "a"), record]).due()
     made = await outcome(session, Settings(), 0)
     assert (made.session_id, made.task_id, made.sample_index, made.num_samples, made.attempt) == ("t.0", "t", 0, 1, 1)
-    assert made.builder == by
+    assert (made.builder, made.run) == (by, "night")
     assert (made.error and made.error.code) == (None if what == "other names" else "builder")
 
 

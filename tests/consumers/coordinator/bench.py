@@ -23,7 +23,7 @@ from topics.events import (
 )
 from topics.types.session import Plan, SessionState, Stage, Status
 
-PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}")
+PLAN = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}", run="night")
 
 
 def wants(table: Table) -> dict[tuple[Stage, str], int]:

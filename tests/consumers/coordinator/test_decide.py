@@ -21,9 +21,10 @@ def test_the_plain_way_ends_with_one_build_and_a_group() -> None:
     bench.give(submitted())
     bench.evaluate()
     assert bench.give(events.Evaluated("f", "t.0", 1, "e1", reward=1.0)).records == (bench.builds["t.0"],)
-    assert (bench.builds["t.0"].claim_id, bench.builds["t.0"].reward) == ("r1", 1.0)
+    build = bench.builds["t.0"]
+    assert (build.claim_id, build.reward, build.run) == ("r1", 1.0, "night")
     bench.give(events.TrajectoryEmitted("f", "t.0", 1))
-    assert bench.groups == [CloseGroup("t", 1, [1.0], [Status.COMPLETED])]
+    assert bench.groups == [CloseGroup("t", 1, [1.0], [Status.COMPLETED], run="night")]
     assert bench.session().phase is Phase.ENDED
     bench.give(events.GroupEmitted("f", "t"))
     assert bench.table.pop_expired(EXPIRY_MS) == ["t"]
@@ -42,7 +43,7 @@ def test_a_build_that_failed_is_what_the_table_and_the_group_say() -> None:
     error = SessionError("build", Kind.INPUT, "builder_input", "no such setting")
     bench.give(events.TrajectoryEmitted("f", "t.0", 1, status=Status.FAILED, error=error))
     assert (bench.session().status, bench.session().error, bench.session().reward) == (Status.FAILED, error, None)
-    assert bench.groups == [CloseGroup("t", 1, [None], [Status.FAILED])]
+    assert bench.groups == [CloseGroup("t", 1, [None], [Status.FAILED], run="night")]
 
 
 def test_a_session_accounts_for_its_waiting_and_working_times_and_knows_its_claim() -> None:

@@ -7,11 +7,13 @@ import io
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from consumers.fanout import plan_of
 from polar.cli.app import app
 from tests.polar.cli.commands import polar, rows, write
 from topics import events, fleet, sessions, tasks, trajectories, workers
@@ -310,7 +312,40 @@ def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> 
         "harness": "shell",
         "stats": {"calls": 2, "answered": 2, "traces": 1, "tokens": 6, "sampled_tokens": 3, "trainable_tokens": 2},
         "metadata": {"who": "me"},
+        "run": None,
     }
+
+
+def test_what_belongs_to_one_run_is_shown_alone(settings: Settings) -> None:
+    named = BODY | {"task_id": "named", "run": "night"}
+    write_rows(settings, task_row(), task_row(named, plan=plan_of(parse(named))))
+    assert [row["run"] for row in json.loads(polar("status", "--format", "json")[1])] == ["night", None]
+    assert "night" in polar("status")[1]
+    shown = json.loads(polar("status", "--run", "night", "--format", "json")[1])
+    assert [row["task_id"] for row in shown] == ["named"]
+    write(
+        settings,
+        (trajectories.TOPIC, "t.0", a_trajectory(0)),
+        (trajectories.TOPIC, "t.1", msgspec.structs.replace(a_trajectory(1), run="night")),
+    )
+    code, stdout, stderr = polar("trajectories", "--run", "night", "--format", "jsonl")
+    assert (code, stderr) == (0, "")
+    assert [(one["session_id"], one["run"]) for one in map(json.loads, stdout.splitlines())] == [("t.1", "night")]
+    assert "no trajectory yet of run day" in polar("trajectories", "--run", "day")[2]
+
+
+@pytest.mark.parametrize("command", [["submit", "-"], ["trajectories"], ["status"], ["status", "t"]])
+def test_a_name_that_no_run_can_have_is_refused(settings: Settings, command: list[str]) -> None:
+    code, _, stderr = polar(*command, "--run", "a b", stdin=json.dumps(BODY))
+    assert (code, "--run: must match [A-Za-z0-9]" in stderr) == (2, True)
+
+
+@pytest.mark.parametrize("more", [[], ["--max-in-flight", "9"]])
+def test_submit_gives_tasks_a_run(settings: Settings, monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
+    monkeypatch.setattr("polar.client.ANSWER_S", 0.5)
+    stdin = "\n".join(json.dumps(BODY | {"task_id": name, "run": run}) for name, run in (("a", "day"), ("b", None)))
+    assert polar("submit", "-", "--run", "night", *more, stdin=stdin)[0] == 0
+    assert {json.loads(record.value or b"")["run"] for record in read(settings, tasks.TOPIC)} == {"night"}
 
 
 def test_trajectories_as_parquet_are_one_file(settings: Settings) -> None:

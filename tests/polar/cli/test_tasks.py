@@ -224,3 +224,52 @@ def test_control_characters_of_a_set_do_not_reach_the_terminal(tmp_path: Path) -
         _, out, err = polar("tasks", *arguments)
         assert "\x1b" not in out + err
         assert "\u202e" not in out + err
+
+
+def test_only_the_listed_tasks_are_imported(tasks: str, template: str, tmp_path: Path) -> None:
+    ids, file = tmp_path / "usable", tmp_path / "t.jsonl"
+    ids.write_text("c\na\n")
+    arguments = ("tasks", "import", tasks, "--template", template, "--out", str(file), "--only", str(ids))
+    assert polar(*arguments)[0] == 0
+    assert [one.task_id for one in requests(file)] == ["a", "c"]
+    ids.write_text("c\nz\n")
+    code, _, err = polar(*arguments)
+    assert (code, "--only: it lists tasks that the set lacks: z" in err) == (2, True)
+    code, _, err = polar(*arguments[:-1], str(tmp_path / "nowhere"))
+    assert (code, "--only: can't be read" in err) == (2, True)
+
+
+def test_a_check_reports_what_needs_no_system(tasks: str, tmp_path: Path) -> None:
+    """Tasks without a solution, those that are refused, and those that can't be read."""
+    file = tmp_path / "usable"
+    (Path(tasks) / "b/solution").mkdir()
+    (Path(tasks) / "b/solution/solve.sh").write_text("true")
+    code, out, err = polar("tasks", "check", tasks, "--format", "json", "--write", str(file), "--run", "night")
+    assert (code, file.read_text()) == (1, "")
+    found = {row["task_id"]: row for row in json.loads(out)}
+    assert {name: row["verdict"] for name, row in found.items()} == {
+        "a": "no_solution",
+        "b": "error",
+        "c": "no_solution",
+    }
+    assert found["b"]["reason"].startswith("environment/Dockerfile: line 2: USER: every program")
+    assert (found["a"]["solution"], found["a"]["nothing"]) == (None, None)
+    assert "no verdict" not in err
+    (Path(tasks) / "a/task.toml").write_text("[agent]\ntimout_sec = 3")
+    code, out, err = polar("tasks", "check", tasks)
+    assert (code, "agent.timout_sec: no such field" in err) == (2, True)
+    assert "2 of 2 tasks checked in the run check-" in out
+    assert "1 error, 1 no_solution" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--write", "nowhere/file"], "--write: can't be written"),
+        (["--run", "a b"], "--run: must match"),
+        (["--where", "metadata.level=none"], "no task of it is selected"),
+    ],
+)
+def test_bad_options_of_a_check_are_named(tasks: str, arguments: list[str], message: str) -> None:
+    code, _, err = polar("tasks", "check", tasks, *arguments)
+    assert (code, message in err) == (2, True)

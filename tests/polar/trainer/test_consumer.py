@@ -209,6 +209,50 @@ async def test_records_that_say_nothing_are_counted_and_passed_over(settings: Se
     assert opened.skipped == {"undecodable": 1, "unknown_of_next_year": 1}
 
 
+async def test_a_consumer_of_one_run_yields_nothing_else(settings: Settings, writer: Writer) -> None:
+    async def all_of(run: str | None) -> dict[str, list[str]]:
+        async with consumer(settings, run=run) as opened:
+            found = {"trajectories": sorted([one.task_id async for one in opened])}
+            passed = opened.skipped["other_run"]
+        async with consumer(settings, run=run) as opened:
+            found["groups"] = sorted([one.task_id async for one in opened.groups()])
+            assert passed + len(found["trajectories"]) == 3 * 2
+            assert opened.skipped == Counter({"other_run": passed})
+        return found
+
+    records = [
+        *in_run("night", group("a", [0.0, 1.0])),
+        *in_run("day", group("b", [0.0, 1.0])),
+        *group("c", [0.0, 1.0]),
+    ]
+    await writer.write(records)
+    assert await all_of("night") == {"trajectories": ["a", "a"], "groups": ["a"]}
+    assert await all_of(None) == {"trajectories": ["a", "a", "b", "b", "c", "c"], "groups": ["a", "b", "c"]}
+    assert await all_of("nobodys") == {"trajectories": [], "groups": []}
+    with pytest.raises(InputError, match="run: must match"):
+        consumer(settings, run="a b")
+
+
+def in_run(run: str, records: list[trajectories.Output]) -> list[trajectories.Output]:
+    return [msgspec.structs.replace(record, run=run) for record in records]
+
+
+async def test_a_state_of_one_run_goes_on_in_that_run_alone(settings: Settings, writer: Writer) -> None:
+    await writer.write([*in_run("night", [trajectory("a"), trajectory("b")]), trajectory("c")])
+    async with consumer(settings, run="night") as opened:
+        first = (await anext(aiter(opened))).task_id
+        state = json.loads(json.dumps(opened.state_dict()))
+    async with consumer(settings, run="night") as opened:
+        opened.load_state_dict(state)
+        assert [one.task_id async for one in opened] == [name for name in ("a", "b") if name != first]
+    for other in ("day", None):
+        with pytest.raises(InputError, match=r"state\.run") as raised:
+            consumer(settings, run=other).load_state_dict(state)
+        assert raised.value.field == "state.run"
+    state["run"] = None
+    consumer(settings, run="day").load_state_dict(state)
+
+
 async def test_an_output_is_read_by_any_of_its_names(settings: Settings) -> None:
     async with Writer(settings, "eval") as evaluated:
         await evaluated.write([trajectory("e")])

@@ -419,6 +419,22 @@ def test_a_tasks_budgets_leave_half_of_what_its_calls_are_kept() -> None:
     parse(body(timeouts=timeouts | {"init": 0.5}, max_attempts=2))
 
 
+def test_a_run_is_part_of_a_task_and_a_task_without_one_is_written_as_before_there_were_runs() -> None:
+    named = parse(body(run="grpo-2"))
+    assert json.loads(named.canonical())["run"] == "grpo-2"
+    assert parse(json.loads(named.canonical())) == named
+    assert "run" not in json.loads(parse(BODY).canonical())
+    assert parse(body(run=None)).canonical() == parse(BODY).canonical()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "-a", "é", "a" * 129, 7])
+def test_a_run_has_a_name_like_a_task(name: object) -> None:
+    parse(body(run="A" + "b-_9" * 31))
+    with pytest.raises(InputError) as raised:
+        parse(body(run=name))
+    assert raised.value.field == "run"
+
+
 def test_a_task_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         TaskRequest.model_validate(BODY).task_id = "other"

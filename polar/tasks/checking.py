@@ -1,0 +1,172 @@
+"""What a check runs for a task of Harbor's format, and what the two rewards say about the task. Pure.
+
+A check is two TaskRequests of one sample each. One runs the reference solution, and its reward must be 1. One does nothing, and its reward
+must be 0. Both are of `mode: eval`, so no trainer of the default topic reads them. Invariant: only the request that runs the solution
+uploads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from polar.tasks.harbor_folder import HarborTask, inside
+from polar.tasks.harbor_mapping import Finding, mapped, solution_env
+from polar.tasks.task_sets import Member
+from topics.types.errors import InputError
+from topics.types.session import SessionState, Status
+from topics.types.task import TaskRequest, body_hash, parse
+
+FOLDER = "solution"
+SCRIPT = f"{FOLDER}/solve.sh"
+IN_IMAGE = "/solution"
+"""The folder, the way to start the script and the variables are those of Harbor's own reference agent (harbor, agents/oracle.py)."""
+VARIABLES = {"DEBIAN_FRONTEND": "noninteractive"}
+SET_BY_CHECK = ("agent", "num_samples", "early_stop", "callback_url", "output_topic", "mode", "run")
+"""Fields of a template that concern an agent's rollouts, and are left out of a check."""
+ID_CHARS = 128
+HASH_CHARS = 12
+
+
+class Verdict(StrEnum):
+    """What a check found out about a task."""
+
+    USABLE = "usable"
+    SOLUTION_FAILS = "solution_fails"
+    """The reward of the reference solution isn't 1."""
+    NOTHING_PASSES = "nothing_passes"
+    """The reward of doing nothing isn't 0."""
+    NO_SOLUTION = "no_solution"
+    """The task has no solution/solve.sh; nothing was run."""
+    ERROR = "error"
+    """There is no reward, or the task can't be run."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What is run for a task; the ids are the task's own until `identified`."""
+
+    solution: TaskRequest
+    nothing: TaskRequest
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one of a check's sessions ended."""
+
+    session_id: str
+    status: Status | None
+    reward: float | None
+    reason: str | None
+    """The evaluator's words and the session's error; None: there are none."""
+
+    @classmethod
+    def of(cls, row: SessionState) -> Attempt:
+        words = []
+        if (error := row.error) is not None and error != row.evaluation_error:
+            words.append(f"{error.stage} {error.kind.value}/{error.code}: {error.message}")
+        if row.reward_reason is not None:
+            words.append(row.reward_reason)
+        if not words and row.status not in (None, Status.COMPLETED):
+            words.append(str(row.status))
+        return cls(row.session_id, row.status, row.reward, "; ".join(words) or None)
+
+
+@dataclass(frozen=True)
+class CheckedTask:
+    """A task with its verdict."""
+
+    member: Member
+    verdict: Verdict
+    reason: str | None = None
+    """Why the task isn't usable."""
+    solution: Attempt | None = None
+    nothing: Attempt | None = None
+
+    @property
+    def session_id(self) -> str | None:
+        """The session that decided that the task isn't usable."""
+        for attempt, expected in ((self.solution, 1.0), (self.nothing, 0.0)):
+            if attempt is not None and attempt.reward != expected:
+                return attempt.session_id
+        return None
+
+
+def requests(
+    member: Member,
+    task: HarborTask,
+    template: Mapping[str, Any],
+    variables: Mapping[str, str],
+    *,
+    run: str,
+    solve: str | None = None,
+) -> Requests | CheckedTask:
+    """What to run for a task, or its verdict if nothing can be run. `template`: one that `harbor_mapping.check_template` accepts.
+
+    `solve`: the command that runs the solution, for `bash -c` in the workspace.
+    """
+    if not task.has(SCRIPT):
+        return CheckedTask(member, Verdict.NO_SOLUTION, f"the task has no {SCRIPT}")
+    try:
+        return _requests(member, task, template, variables, run, solve)
+    except InputError as error:
+        return CheckedTask(member, Verdict.ERROR, str(error))
+
+
+def _requests(
+    member: Member,
+    task: HarborTask,
+    template: Mapping[str, Any],
+    variables: Mapping[str, str],
+    run: str,
+    solve: str | None,
+) -> Requests | CheckedTask:
+    """Raises InputError."""
+    base = {name: value for name, value in template.items() if name not in SET_BY_CHECK}
+    plain = mapped(member, task, base | _overrides(run, "true"), variables)
+    nothing = plain.request()
+    if isinstance(nothing, Finding):
+        return CheckedTask(member, Verdict.ERROR, "; ".join(map(_words, plain.refusals or (nothing,))))
+    target = FOLDER if nothing.runtime.image is None else IN_IMAGE
+    upload = {"type": "upload_dir", "source": str(inside(task.folder, FOLDER).absolute()), "target": target}
+    runtime = plain.body.get("runtime") or {}
+    script = f"{target}/solve.sh"
+    command = solve or f"chmod +x {script} && {script}"
+    changes = _overrides(run, command, VARIABLES | solution_env(task, variables))
+    changes["runtime"] = {**runtime, "prepare": [*runtime.get("prepare", ()), upload]}
+    return Requests(parse(plain.body | changes), nothing)
+
+
+def _overrides(run: str, command: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    shell = {"command": command, "env": dict(env or {})}
+    return {"agent": {"harness": "shell", "custom_shell": shell}, "num_samples": 1, "mode": "eval", "run": run}
+
+
+def _words(finding: Finding) -> str:
+    return f"{finding.name}: {finding.becomes}"
+
+
+def identified(request: TaskRequest, kind: str) -> TaskRequest:
+    """The request under an id that its body decides: the same check of the same files in the same run is the same task, and runs once."""
+    digest = body_hash(request.canonical())[:HASH_CHARS]
+    stem = request.task_id[: ID_CHARS - len(kind) - HASH_CHARS - 2]
+    return request.model_copy(update={"task_id": f"{stem}-{kind}-{digest}"})
+
+
+def checked(member: Member, solution: Attempt, nothing: Attempt) -> CheckedTask:
+    """The verdict on a task whose sessions have both ended."""
+    for what, attempt in (("solution", solution), ("nothing", nothing)):
+        if attempt.reward is None:
+            return CheckedTask(member, Verdict.ERROR, f"{what}: no reward: {attempt.reason}", solution, nothing)
+    if solution.reward != 1:
+        return CheckedTask(member, Verdict.SOLUTION_FAILS, _differs(solution, 1), solution, nothing)
+    if nothing.reward != 0:
+        return CheckedTask(member, Verdict.NOTHING_PASSES, _differs(nothing, 0), solution, nothing)
+    return CheckedTask(member, Verdict.USABLE, None, solution, nothing)
+
+
+def _differs(attempt: Attempt, expected: int) -> str:
+    words = f"reward {attempt.reward:g}, not {expected}"
+    return words if attempt.reason is None else f"{words}: {attempt.reason}"
