@@ -47,6 +47,7 @@ def _as_user(command: list[str]) -> list[str]:
         "HOME": user.pw_dir,
         "USER": USER,
         "PATH": os.environ["PATH"],
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(own / "hypothesis"),  # not in the checkout
         "POLAR_CACHE": str(own),
         "PYTHONDONTWRITEBYTECODE": "1",
         # Podman 4.3, Debian 12's, would otherwise copy the whole image for each container.
