@@ -66,7 +66,9 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m examples.swe", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.swe", description=__doc__.partition("\n")[0] if __doc__ else None
+    )
     parser.add_argument("--data", type=Path, default=Path(".polar-swe"), help="data folder; default: .polar-swe")
     parser.add_argument("--task", action="append", choices=NAMES, metavar="NAME", help="only this task; repeatable")
     parser.add_argument(

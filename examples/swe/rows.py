@@ -36,7 +36,9 @@ GIT = {
 
 def main() -> None:
     """Write the rows and the repositories into a new folder."""
-    parser = argparse.ArgumentParser(prog="python -m examples.swe.rows", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.swe.rows", description=__doc__.partition("\n")[0] if __doc__ else None
+    )
     parser.add_argument("--out", type=Path, required=True, help="a folder; what it has of these names is replaced")
     rows = write(parser.parse_args().out)
     print(f"{len(rows)} rows")

@@ -32,7 +32,7 @@ class Tool:
 
 
 TOOLS: Mapping[str, Tool] = {
-    "codex": Tool("exec_command", "cmd", "Codex CLI|You are Codex"),
+    "codex": Tool("exec_command", "cmd", "Codex"),
     "pi": Tool("bash", "command", ""),
 }
 """By harness. The first script that matches is played, so the one without a pattern is the last."""

@@ -35,10 +35,10 @@ async def test_a_task_gives_the_reward_of_what_the_run_did(
     assert verdict.reward == RUNS[file], output
     if file == "breaking.sh":
         broken = output.partition("not passed: ")[2]
-        assert any(test in broken for test in tests_of(name, "pass_to_pass")), output
+        assert any(test in broken for test in listed(name, "pass_to_pass")), output
 
 
-def tests_of(name: str, which: str) -> list[str]:
+def listed(name: str, which: str) -> list[str]:
     return (TASKS / name / "tests" / f"{which}.txt").read_text().splitlines()
 
 
@@ -49,8 +49,8 @@ def test_a_task_is_whole_and_can_run_with_and_without_its_image(name: str) -> No
     assert with_image.runtime.image
     assert without.runtime.image is None
     assert with_image.instruction == without.instruction
-    assert tests_of(name, "fail_to_pass")
-    assert tests_of(name, "pass_to_pass")
+    assert listed(name, "fail_to_pass")
+    assert listed(name, "pass_to_pass")
 
 
 def test_there_are_three_tasks_in_each_of_four_languages() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -133,14 +134,8 @@ def server(tmp_path: Path) -> Iterator[int]:
     for name, data in fixed_files(tmp_path).items():
         (files / name).write_bytes(data)
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(files))  # type: ignore[arg-type]
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as serving:
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(files))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
         with urllib.request.urlopen(f"http://127.0.0.1:{serving.server_port}/durations.py", timeout=60) as answer:
