@@ -7,6 +7,7 @@ is reported once, when both of its sessions have ended; what is reported stays r
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,8 +27,11 @@ from polar.cli.submit import warned_of_pools
 from polar.cli.task_selection import (
     Dataset,
     Env,
+    Ignore,
+    Image,
     Limit,
     Only,
+    Repo,
     Seed,
     SetPath,
     Shuffle,
@@ -35,15 +39,14 @@ from polar.cli.task_selection import (
     Template,
     Where,
     note_all,
+    row_options,
     selected,
     template_of,
     variables_of,
 )
 from polar.tasks import checking, harbor_mapping
 from polar.tasks.checking import Attempt, CheckedTask, Requests, Verdict
-from polar.tasks.harbor_folder import HarborTask
-from polar.tasks.rows import Row
-from polar.tasks.task_sets import Member, Selection
+from polar.tasks.task_sets import Found, Member, Selection, Task
 from polar.uploads import Uploads
 from topics.environment import blob_store, settings
 from topics.environment.settings import Settings
@@ -72,11 +75,15 @@ def check(
     seed: Seed = 0,
     template: Template = None,
     env: Env = None,
+    image: Image = None,
+    repo: Repo = None,
+    ignore: Ignore = None,
     solve: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Runs the reference solution, under bash in the workspace. Default: its solve.sh, as Harbor does.",
+            help="Runs the reference solution, under bash in the workspace. Default: its solve.sh, as Harbor does; or git apply with a "
+            "row's patch, which is in SOLUTION_PATCH.",
         ),
     ] = None,
     max_in_flight: Annotated[
@@ -107,17 +114,21 @@ def check(
     run_name = checked_run(run) or f"check-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     base, variables = template_of(template, None), variables_of(env)
     selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
-    harbor_mapping.check_template(base)
     if not selection.tasks and not selection.problems:
         raise InputError(
             "SET", str(path), "no task of it is selected; `polar tasks list` shows what the options select"
         )
-    cases = _cases(
-        selection, lambda member, task: checking.requests(member, task, base, variables, run=run_name, solve=solve)
-    )
     found = settings.load(data)
     done: list[CheckedTask] = []
-    with _file(write) as file:
+    with _file(write) as file, tempfile.TemporaryDirectory(prefix="polar-check-") as folder:
+        options = row_options(image, repo, ignore, Path(folder, "rows"))
+        cases = _cases(
+            selection,
+            lambda member, task: checking.requests(
+                member, task, base, variables, run=run_name, solve=solve, options=options
+            ),
+        )
+        options.repositories.write({source for case in cases for source in case.sources})
         try:
             with progress.bar("tasks checked") as advance:
 
@@ -141,11 +152,18 @@ def check(
 class _Case:
     """A task to check."""
 
-    member: Member
+    member: Found
     requests: Requests | CheckedTask
     """What to run, or the verdict if nothing can be run."""
     task_ids: tuple[str, str] | None = None
     """Of the submitted requests: solution, nothing. None: not submitted yet."""
+
+    @property
+    def sources(self) -> list[str]:
+        """Paths that its preparation uploads."""
+        if isinstance(self.requests, CheckedTask):
+            return []
+        return [action.source for action in self.requests.nothing.runtime.prepare if action.source is not None]
 
     def submitted(self, uploads: Uploads) -> Iterator[TaskRequest]:
         """The requests with the content of their uploads. A file that can't be uploaded is the verdict."""
@@ -174,13 +192,11 @@ class _Case:
         return checking.checked(self.member, solution, nothing)
 
 
-def _cases(selection: Selection, requests: Callable[[Member, HarborTask], Requests | CheckedTask]) -> list[_Case]:
-    """The tasks to check. Of several with one id, the first. Raises InputError for rows."""
+def _cases(selection: Selection, requests: Callable[[Found, Task], Requests | CheckedTask]) -> list[_Case]:
+    """The tasks to check. Of several with one id, the first."""
     cases: dict[str, _Case] = {}
     repeated: list[_Case] = []
     for member, task in selection.tasks:
-        if not isinstance(member, Member) or isinstance(task, Row):
-            raise InputError("SET", member.name, "is a row; `polar tasks check` checks tasks of Harbor's format")
         task_id = harbor_mapping.task_id(member.name)
         if task_id in cases:
             reason = f"another task of the set is named {member.name}; give --dataset, or rename one"
@@ -276,7 +292,7 @@ def _document(checked: CheckedTask) -> dict[str, Any]:
         "name": checked.member.name,
         "task_id": harbor_mapping.task_id(checked.member.name),
         "dataset": checked.member.dataset,
-        "folder": str(checked.member.folder),
+        "folder": str(checked.member.folder) if isinstance(checked.member, Member) else None,
         "verdict": checked.verdict.value,
         "reason": checked.reason,
         "solution": checked.solution and asdict(checked.solution),

@@ -1,8 +1,8 @@
-"""What a check runs for a task of Harbor's format, and what the two rewards say about the task. Pure.
+"""What a check runs for a task, and what the two rewards say about the task. Pure.
 
 A check is two TaskRequests of one sample each. One runs the reference solution, and its reward must be 1. One does nothing, and its reward
 must be 0. Both are of `mode: eval`, so no trainer of the default topic reads them. Invariant: only the request that runs the solution
-uploads it.
+has it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from enum import StrEnum
 from typing import Any
 
 from polar.tasks.harbor_folder import HarborTask, inside
-from polar.tasks.harbor_mapping import Finding, mapped, solution_env
-from polar.tasks.task_sets import Member
+from polar.tasks.harbor_mapping import Finding, Mapped, solution_env
+from polar.tasks.mapping import mapped
+from polar.tasks.row_options import RowOptions
+from polar.tasks.row_rules import RowFormat, recognised
+from polar.tasks.rows import Row
+from polar.tasks.task_sets import Found, Task
 from topics.types.errors import InputError
 from topics.types.session import SessionState, Status
 from topics.types.task import TaskRequest, body_hash, parse
@@ -24,6 +28,11 @@ SCRIPT = f"{FOLDER}/solve.sh"
 IN_IMAGE = "/solution"
 """The folder, the way to start the script and the variables are those of Harbor's own reference agent (harbor, agents/oracle.py)."""
 VARIABLES = {"DEBIAN_FRONTEND": "noninteractive"}
+PATCH = "SOLUTION_PATCH"
+"""The variable that holds a row's solution."""
+APPLY = f'printf "%s\\n" "${PATCH}" | git apply --whitespace=nowarn'
+NO_PATCH = (RowFormat.R2E_GYM, RowFormat.NEMO_GYM)
+"""Their rows have no solution as a patch."""
 SET_BY_CHECK = ("agent", "num_samples", "early_stop", "callback_url", "output_topic", "mode", "run")
 """Fields of a template that concern an agent's rollouts, and are left out of a check."""
 ID_CHARS = 128
@@ -39,7 +48,7 @@ class Verdict(StrEnum):
     NOTHING_PASSES = "nothing_passes"
     """The reward of doing nothing isn't 0."""
     NO_SOLUTION = "no_solution"
-    """The task has no solution/solve.sh; nothing was run."""
+    """The task has no solution/solve.sh, or its row no `patch`; nothing was run."""
     ERROR = "error"
     """There is no reward, or the task can't be run."""
 
@@ -78,7 +87,7 @@ class Attempt:
 class CheckedTask:
     """A task with its verdict."""
 
-    member: Member
+    member: Found
     verdict: Verdict
     reason: str | None = None
     """Why the task isn't usable."""
@@ -95,40 +104,53 @@ class CheckedTask:
 
 
 def requests(
-    member: Member,
-    task: HarborTask,
+    member: Found,
+    task: Task,
     template: Mapping[str, Any],
     variables: Mapping[str, str],
     *,
     run: str,
     solve: str | None = None,
+    options: RowOptions | None = None,
 ) -> Requests | CheckedTask:
-    """What to run for a task, or its verdict if nothing can be run. `template`: one that `harbor_mapping.check_template` accepts.
+    """What to run for a task, or its verdict if nothing can be run.
 
-    `solve`: the command that runs the solution, for `bash -c` in the workspace.
+    `solve`: the command that runs the solution, for `bash -c` in the workspace; of a row, whose patch is in the variable PATCH.
     """
-    if not task.has(SCRIPT):
-        return CheckedTask(member, Verdict.NO_SOLUTION, f"the task has no {SCRIPT}")
+    if lacks := _lacks(task):
+        return CheckedTask(member, Verdict.NO_SOLUTION, f"the task has no {lacks}")
+    base = {name: value for name, value in template.items() if name not in SET_BY_CHECK}
     try:
-        return _requests(member, task, template, variables, run, solve)
+        plain = mapped(member, task, base | _overrides(run, "true"), variables, options)
+        nothing = plain.request()
+        if isinstance(nothing, Finding):
+            return CheckedTask(member, Verdict.ERROR, "; ".join(map(_words, plain.refusals or (nothing,))))
+        if isinstance(task, Row):
+            return Requests(_patched(task, plain, run, solve), nothing)
+        return Requests(_scripted(task, plain, nothing, variables, run, solve), nothing)
     except InputError as error:
         return CheckedTask(member, Verdict.ERROR, str(error))
 
 
-def _requests(
-    member: Member,
-    task: HarborTask,
-    template: Mapping[str, Any],
-    variables: Mapping[str, str],
-    run: str,
-    solve: str | None,
-) -> Requests | CheckedTask:
-    """Raises InputError."""
-    base = {name: value for name, value in template.items() if name not in SET_BY_CHECK}
-    plain = mapped(member, task, base | _overrides(run, "true"), variables)
-    nothing = plain.request()
-    if isinstance(nothing, Finding):
-        return CheckedTask(member, Verdict.ERROR, "; ".join(map(_words, plain.refusals or (nothing,))))
+def _lacks(task: Task) -> str | None:
+    """What the task has no solution without; None: it has it."""
+    if isinstance(task, Row):
+        has_patch = isinstance(task.config.get("patch"), str) and recognised(task.config) not in NO_PATCH
+        return None if has_patch else "field `patch` with its solution"
+    return None if task.has(SCRIPT) else SCRIPT
+
+
+def _patched(row: Row, plain: Mapped, run: str, solve: str | None) -> TaskRequest:
+    """The request that applies a row's patch. Raises InputError."""
+    # SWE-smith's patch brings the bug.
+    command = APPLY + (" -R" if recognised(row.config) is RowFormat.SWE_SMITH else "")
+    return parse(plain.body | _overrides(run, solve or command, {PATCH: row.config["patch"]}))
+
+
+def _scripted(
+    task: HarborTask, plain: Mapped, nothing: TaskRequest, variables: Mapping[str, str], run: str, solve: str | None
+) -> TaskRequest:
+    """The request that runs a Harbor task's script. Raises InputError."""
     target = FOLDER if nothing.runtime.image is None else IN_IMAGE
     upload = {"type": "upload_dir", "source": str(inside(task.folder, FOLDER).absolute()), "target": target}
     runtime = plain.body.get("runtime") or {}
@@ -136,7 +158,7 @@ def _requests(
     command = solve or f"chmod +x {script} && {script}"
     changes = _overrides(run, command, VARIABLES | solution_env(task, variables))
     changes["runtime"] = {**runtime, "prepare": [*runtime.get("prepare", ()), upload]}
-    return Requests(parse(plain.body | changes), nothing)
+    return parse(plain.body | changes)
 
 
 def _overrides(run: str, command: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -155,7 +177,7 @@ def identified(request: TaskRequest, kind: str) -> TaskRequest:
     return request.model_copy(update={"task_id": f"{stem}-{kind}-{digest}"})
 
 
-def checked(member: Member, solution: Attempt, nothing: Attempt) -> CheckedTask:
+def checked(member: Found, solution: Attempt, nothing: Attempt) -> CheckedTask:
     """The verdict on a task whose sessions have both ended."""
     for what, attempt in (("solution", solution), ("nothing", nothing)):
         if attempt.reward is None:

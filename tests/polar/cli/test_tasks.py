@@ -188,7 +188,7 @@ def test_bad_actions_of_a_template_are_refused_by_name(tasks: str, tmp_path: Pat
     ("arguments", "message"),
     [
         (["--out", "t.txt", "--harness", "pi"], "--out: must end with one of .jsonl, .ndjson, .yaml, .yml"),
-        (["--out", "t.jsonl"], "--harness: a task of Harbor's format names no agent; give --harness or --template"),
+        (["--out", "t.jsonl"], "--harness: a task of a set names no agent; give --harness or --template"),
         (["--out", "t.jsonl", "--harness", "pi", "--where", "x"], "--where: must be FIELD=PATTERN"),
         (["--out", "t.jsonl", "--harness", "pi", "--dataset", "d"], "--dataset: "),
         (["--out", "t.jsonl", "--harness", "pi", "--split", "train"], "--split: "),

@@ -9,7 +9,10 @@ import pytest
 
 from polar.tasks import checking
 from polar.tasks.checking import Attempt, CheckedTask, Requests, Verdict, checked, identified
-from polar.tasks.task_sets import Member
+from polar.tasks.repositories import Repositories
+from polar.tasks.row_options import RowOptions
+from polar.tasks.rows import Row
+from polar.tasks.task_sets import Member, RowMember
 from tests.polar.tasks.writing import AGENT, mapped_task, read
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Phase, SessionState, Status
@@ -181,3 +184,47 @@ def test_an_attempt_says_why_it_has_its_reward() -> None:
     assert of(status=Status.COMPLETED, reward_reason="1 of 2") == "1 of 2"
     assert of(status=Status.FAILED, error=failed, reward_reason="1 of 2") == "run agent/exit_code: ended with 3; 1 of 2"
     assert of(status=Status.FAILED, **null) == "evaluation/no_reward_file: none"
+
+
+ROW = {
+    "instance_id": "calc-1",
+    "repo": "mine/calc",
+    "base_commit": "0" * 40,
+    "problem_statement": "Mend it.",
+    "patch": "diff --git a/a b/a\n",
+    "test_patch": "",
+    "FAIL_TO_PASS": ["t"],
+    "PASS_TO_PASS": [],
+    "test_command": "true",
+    "parser": "tap",
+}
+
+
+def row_requests(**changes: Any) -> Requests | CheckedTask:
+    row = Row("rows.jsonl, line 1", {name: value for name, value in (ROW | changes).items() if value is not None})
+    options = RowOptions(repositories=Repositories({"mine/calc": "/somewhere"}, Path("/bundles")))
+    return checking.requests(RowMember("calc-1", row), row, {}, {}, run="night", options=options)
+
+
+def test_a_row_s_patch_is_applied_by_one_request_and_in_no_other() -> None:
+    found = row_requests()
+    assert isinstance(found, Requests), found
+    assert command(found.solution).endswith("git apply --whitespace=nowarn")
+    assert found.solution.agent.custom_shell is not None
+    assert found.solution.agent.custom_shell.env == {checking.PATCH: ROW["patch"]}
+    assert command(found.nothing) == "true"
+    assert b"diff --git" not in found.nothing.canonical()
+
+
+def test_a_row_of_swe_smith_is_solved_by_the_reverse_of_its_patch() -> None:
+    found = row_requests(
+        image_name="a/b:c", test_command=None, parser=None, FAIL_TO_PASS=["tests/test_a.py::t"], test_patch=None
+    )
+    assert isinstance(found, Requests), found
+    assert command(found.solution).endswith(" -R")
+
+
+def test_a_row_without_a_patch_has_no_solution() -> None:
+    found = row_requests(patch=None)
+    assert isinstance(found, CheckedTask)
+    assert (found.verdict, found.reason) == (Verdict.NO_SOLUTION, "the task has no field `patch` with its solution")
