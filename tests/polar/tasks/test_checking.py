@@ -217,9 +217,8 @@ def test_a_row_s_patch_is_applied_by_one_request_and_in_no_other() -> None:
 
 
 def test_a_row_of_swe_smith_is_solved_by_the_reverse_of_its_patch() -> None:
-    found = row_requests(
-        image_name="a/b:c", test_command=None, parser=None, FAIL_TO_PASS=["tests/test_a.py::t"], test_patch=None
-    )
+    only_here = dict.fromkeys(("test_command", "parser", "test_patch", "base_commit"))
+    found = row_requests(repo="swesmith/a.1", image_name="a/b:c", FAIL_TO_PASS=["tests/test_a.py::t"], **only_here)
     assert isinstance(found, Requests), found
     assert command(found.solution).endswith(" -R")
 
