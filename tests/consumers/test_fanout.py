@@ -107,7 +107,7 @@ async def test_a_large_task_waits_for_room_in_the_blob_store_and_small_ones_pass
         return {fact.task_id: fact for fact in coordinator.facts if isinstance(fact, TaskSubmitted)}
 
     with small_disk(tmp_path / "disk", 1) as disk, capture_logs() as lines:
-        found = settings.model_copy(update={"blobs": disk})
+        found = settings.model_copy(update={"blobs": str(disk)})
         fill(disk / "ballast")
         async with fanning_out(found):
             await write(coordinator, json.dumps(large).encode(), json.dumps(small).encode())

@@ -88,7 +88,6 @@ async def test_its_tool_is_called_and_its_skills_and_instructions_are_read(
         read = prompts(served)
     assert "Report every weight in verse." in read[0]
     assert "weighing" in read[0]
-    assert "How to weigh." in read[0]
     if equipped.tool:
         assert "Tea weighs 42 stone exactly" in read[-1]
     assert await runtime.is_empty()

@@ -71,7 +71,8 @@ async def test_a_class_of_another_package_is_a_harness(
         f"--model {MODEL} --turns 20\nbase_url = http://proxy/v1\nkey_variable = OPENAI_API_KEY\nMend.\n"
     )
     assert KEY not in result.tail
-    assert await runtime.read_file(launch.keep["agent_transcript"], 10) == b"{}\n"
+    assert await runtime.read_file(runtime.home / ".my-agent" / "session.jsonl", 10) == b"{}\n"
+    assert launch.keep == {"agent_transcript": runtime.home / ".my-agent" / "*.jsonl"}
 
 
 async def test_a_file_is_a_harness_whose_program_runs(
@@ -115,7 +116,8 @@ async def test_a_file_is_a_harness_whose_program_runs(
             "web": {"url": "https://a.org/mcp", "headers": {"X": "y"}},
         },
     }
-    assert await runtime.read_file(launch.keep["agent_transcript"], 10) == b"{}\n"
+    assert await runtime.read_file(runtime.home / ".my-agent" / "session.jsonl", 10) == b"{}\n"
+    assert launch.keep == {"agent_transcript": runtime.home / ".my-agent" / "*.jsonl"}
     with pytest.raises(InputError, match="there are: max_tokens, api"):
         harness_of(agent.model_copy(update={"settings": {"max_token": 1}}))
     with pytest.raises(InputError, match="my_agent connects to no server by sse; it can by: stdio, streamable-http"):

@@ -278,6 +278,7 @@ async def test_where_its_groups_are_not_seen_a_cell_is_ended_by_its_marks(
         await running
     assert programs(living()) == []
     for group in groups_named(claim):
+        await eventually(lambda group=group: not (group / "cgroup.procs").read_text())
         group.rmdir()
 
 

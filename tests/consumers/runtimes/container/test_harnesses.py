@@ -16,7 +16,7 @@ from topics.types.task import Network, RuntimeSpec
 
 pytestmark = pytest.mark.docker
 
-SPEC = in_image(RuntimeSpec(backend="docker", network=Network.PROXY_ONLY))
+SPEC = in_image(RuntimeSpec(network=Network.PROXY_ONLY))
 
 
 @pytest.mark.parametrize("speaker", [next(s for s in SPEAKERS if s.specimen is one) for one in ALWAYS], ids=str)
