@@ -610,14 +610,25 @@ class TaskRequest(Part):
     def canonical(self) -> bytes:
         """The canonical body: defaults and budgets written out, keys sorted, so that equal tasks have equal bytes. `parse` accepts it.
 
-        Without a run it has the bytes of a Polar that knew no runs: older workers refuse unknown fields, and the same task of before an
-        upgrade stays the same task.
+        Without a value for any of YOUNGER it has the bytes of a Polar that didn't know them: older workers refuse unknown fields, and the
+        same task of before an upgrade stays the same task.
         """
         body = self.model_dump(mode="json")
         body["timeouts"]["run"], body["timeout_seconds"] = self.run_budget_s, None
-        if self.run is None:
-            del body["run"]
+        for part, names in YOUNGER.items():
+            fields = body[part] if part else body
+            for name, default in names.items():
+                if fields[name] == default:
+                    del fields[name]
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+YOUNGER: Mapping[str, Mapping[str, object]] = {
+    "": {"run": None},
+    "agent": {"instructions": None, "skills": []},
+    "runtime": {"path": [], "verifier_sees": Seen.WORKSPACE.value},
+}
+"""Fields that came after the first tasks, by the part that has them, with their defaults as JSON. A new field is added here."""
 
 
 def body_hash(canonical: bytes) -> str:

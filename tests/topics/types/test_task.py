@@ -19,6 +19,9 @@ from topics.types.task import (
     RETENTION_BUDGET_S,
     RUN_LIMIT_S,
     TRAINING_DEFAULTS,
+    YOUNGER,
+    AgentSpec,
+    RuntimeSpec,
     SamplingSpec,
     TaskRequest,
     body_hash,
@@ -417,6 +420,22 @@ def test_a_tasks_budgets_leave_half_of_what_its_calls_are_kept() -> None:
     with pytest.raises(InputError, match="timeouts × max_attempts"):
         parse(body(timeouts=timeouts, max_attempts=2))
     parse(body(timeouts=timeouts | {"init": 0.5}, max_attempts=2))
+
+
+OLD_HASH = "e0a8ef851c2a1e6857decd9e29e0da6f4f89c0556a864e4c33d6e573d0393052"
+"""Of the task below, written before there were fields that are left out."""
+
+
+def test_a_task_without_younger_fields_has_the_bytes_that_it_always_had() -> None:
+    shell = {"harness": "shell", "custom_shell": {"command": "x"}}
+    runtime = {"prepare": [{"type": "exec", "command": "y"}], "eval_prepare": []}
+    task = parse({"task_id": "t", "instruction": "i", "agent": shell, "runtime": runtime})
+    assert body_hash(task.canonical()) == OLD_HASH, (
+        "a new field belongs in YOUNGER, or every task changes with an upgrade"
+    )
+    for part, names in YOUNGER.items():
+        described: Any = {"": TaskRequest, "agent": AgentSpec, "runtime": RuntimeSpec}[part]
+        assert json.loads(described.model_construct().model_dump_json(include=set(names))) == names
 
 
 def test_a_run_is_part_of_a_task_and_a_task_without_one_is_written_as_before_there_were_runs() -> None:
