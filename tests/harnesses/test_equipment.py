@@ -52,16 +52,15 @@ EQUIPPED = [
 
 @pytest.mark.parametrize(
     "equipped",
-    [
-        pytest.param(one, id=str(one), marks=() if one.specimen in ALWAYS else pytest.mark.harnesses)
-        for one in EQUIPPED
-    ],
+    [pytest.param(one, id=str(one), marks=() if one.specimen in ALWAYS else pytest.mark.harnesses) for one in EQUIPPED],
 )
 async def test_its_tool_is_called_and_its_skills_and_instructions_are_read(
     equipped: Equipped, runtime: Runtime, model: Models, tmp_path: Path
 ) -> None:
     (tmp_path / "weighing").mkdir()
-    (tmp_path / "weighing" / "SKILL.md").write_text("---\nname: weighing\ndescription: How to weigh.\n---\n\nTare first.\n")
+    (tmp_path / "weighing" / "SKILL.md").write_text(
+        "---\nname: weighing\ndescription: How to weigh.\n---\n\nTare first.\n"
+    )
     (tmp_path / "rules.md").write_text("Report every weight in verse.\n")
     await runtime.write_file(runtime.home / "tool_server.py", SERVER.read_bytes())
     server = {

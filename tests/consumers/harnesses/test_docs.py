@@ -17,7 +17,7 @@ from consumers.harnesses.cli import CliHarness
 from consumers.runtimes.base import Exec
 from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessRuntime
-from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up
+from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up, transcript_of
 from topics.environment import registry
 from topics.environment.blobs import BlobStore
 from topics.types.errors import InputError, NotReadyError
@@ -82,7 +82,9 @@ async def test_a_file_is_a_harness_whose_program_runs(
     monkeypatch.setenv(registry.PRESETS, str(tmp_path / "presets"))
     program = tmp_path / "bin" / "my-agent"
     program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "$MY_AGENT_TELEMETRY $3 $4"\ncat "$2" ~/.my-agent/AGENTS.md -\necho {} >~/.my-agent/session.jsonl\n')
+    program.write_text(
+        '#!/bin/sh\necho "$MY_AGENT_TELEMETRY $3 $4"\ncat "$2" ~/.my-agent/AGENTS.md -\necho {} >~/.my-agent/session.jsonl\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     servers = [
@@ -113,7 +115,7 @@ async def test_a_file_is_a_harness_whose_program_runs(
             "web": {"url": "https://a.org/mcp", "headers": {"X": "y"}},
         },
     }
-    assert await runtime.read_file(launch.keep["agent_transcript"], 10) == b"{}\n"
+    assert await transcript_of(runtime, launch) == "{}\n"
     with pytest.raises(InputError, match="there are: max_tokens, api"):
         harness_of(agent.model_copy(update={"settings": {"max_token": 1}}))
     with pytest.raises(InputError, match="my_agent connects to no server by sse; it can by: stdio, streamable-http"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,11 +30,14 @@ async def test_it_is_installed_from_the_lock_beside_it(
     packed = archive(GOOD)
     with registry(packed) as url:
         monkeypatch.setenv("npm_config_registry", url)
-        with pytest.raises(NotReadyError, match=r"mine\.json is missing: .* python -m consumers\.harnesses\.relock mine"):
+        with pytest.raises(
+            NotReadyError, match=r"mine\.json is missing: .* python -m consumers\.harnesses\.relock mine"
+        ):
             await mine.install()
         package = {"version": "1.0.0", "integrity": integrity(packed), "bin": {"tool": "cli.js"}}
         packages = {"": {"dependencies": {"tool": "1.0.0"}}, "node_modules/tool": package}
         (tmp_path / "mine.json").write_text(json.dumps({"lockfileVersion": 3, "packages": packages}))
         await mine.install()
     assert mine.tools == (empty_cache / "mine-1.0.0",)
-    assert subprocess.run(mine.cli.command(), capture_output=True, text=True, check=True).stdout == "good\n"
+    started = await asyncio.create_subprocess_exec(*mine.cli.command(), stdout=asyncio.subprocess.PIPE)
+    assert (await started.communicate())[0] == b"good\n"
