@@ -114,5 +114,5 @@ def _import_path(name: str) -> Any:
 
 
 def _no_such(kind: Kind, field: str, name: str) -> InputError:
-    own = f", or NAME.toml in the folder of {PRESETS}" if kind is Kind.HARNESS else ""
-    return InputError(field, name, f"no such {kind.value}; there are: {', '.join(names(kind))}, or module:Class{own}")
+    own = f", NAME.toml in the folder of {PRESETS}" if kind is Kind.HARNESS else ""
+    return InputError(field, name, f"no such {kind.value}; there are: {', '.join(names(kind))}{own}, or module:Class")

@@ -17,7 +17,7 @@ from consumers.harnesses.cli import CliHarness
 from consumers.runtimes.base import Exec
 from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessRuntime
-from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up
+from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up, transcript_of
 from topics.environment import registry
 from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError, NotReadyError
@@ -116,8 +116,7 @@ async def test_a_file_is_a_harness_whose_program_runs(
             "web": {"url": "https://a.org/mcp", "headers": {"X": "y"}},
         },
     }
-    assert await runtime.read_file(runtime.home / ".my-agent" / "session.jsonl", 10) == b"{}\n"
-    assert launch.keep == {"agent_transcript": runtime.home / ".my-agent" / "*.jsonl"}
+    assert await transcript_of(runtime, launch) == "{}\n"
     with pytest.raises(InputError, match="there are: max_tokens, api"):
         harness_of(agent.model_copy(update={"settings": {"max_token": 1}}))
     with pytest.raises(InputError, match="my_agent connects to no server by sse; it can by: stdio, streamable-http"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,5 +39,5 @@ async def test_it_is_installed_from_the_lock_beside_it(
         (tmp_path / "mine.json").write_text(json.dumps({"lockfileVersion": 3, "packages": packages}))
         await mine.install()
     assert mine.tools == (empty_cache / "mine-1.0.0",)
-    ended = await asyncio.to_thread(subprocess.run, mine.cli.command(), capture_output=True, text=True, check=True)
-    assert ended.stdout == "good\n"
+    started = await asyncio.create_subprocess_exec(*mine.cli.command(), stdout=asyncio.subprocess.PIPE)
+    assert (await started.communicate())[0] == b"good\n"
