@@ -78,9 +78,14 @@ def machine(data: Path) -> Iterator[Finding]:
         yield Finding("git", State.BAD, "not found", "install git: tasks start from repositories")
 
 
+SELDOM = ("swebench",)
+"""Extras that `all` leaves out; the command that needs one says so."""
+
+
 def installed() -> Iterator[Finding]:
     """Installed extras, and the downloads of a first use."""
-    missing = [package for package in EXTRA_OF if importlib.util.find_spec(package) is None]
+    wanted = (package for package, extra in EXTRA_OF.items() if extra not in SELDOM)
+    missing = [package for package in wanted if importlib.util.find_spec(package) is None]
     if missing:
         what = f"{install_command(*(EXTRA_OF[package] for package in missing))}, unless what needs them runs elsewhere"
         yield Finding("packages", State.BAD, "missing: " + ", ".join(missing), what)

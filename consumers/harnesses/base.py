@@ -84,6 +84,8 @@ def checked_settings(agent: AgentSpec, settings: type[S]) -> S:
         try:
             msgspec.convert(value, fields[name])
         except msgspec.ValidationError as error:
-            names = get_args(fields[name]) if get_origin(fields[name]) is Literal else ()
+            hint = fields[name]
+            plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+            names = get_args(plain) if get_origin(plain) is Literal else ()
             raise InputError(where, value, f"must be one of {', '.join(names)}" if names else str(error)) from error
     return settings(**agent.settings)

@@ -190,7 +190,7 @@ async def test_the_files_of_a_task_are_stored_and_its_body_has_their_references(
     complete = Uploads(FolderBlobs(tmp_path / "elsewhere")).with_content(written, tmp_path)
     (content,) = (action.content for action in complete.runtime.prepare)
     assert content is not None
-    client = Client(settings.model_copy(update={"blobs": tmp_path / "blobs"}))
+    client = Client(settings.model_copy(update={"blobs": str(tmp_path / "blobs")}))
     async with client.table({"t"}) as table:
         await coordinator.show(complete)
         await coordinator.end(complete, 0)

@@ -17,7 +17,7 @@ import polar
 pytestmark = pytest.mark.contract
 
 ROOT = Path(__file__).parents[2]
-CPU_LIMIT_S = 0.15
+CPU_LIMIT = 10
 """User and system time of a whole process."""
 REPOSITORY_TOOLS = {"examples/train_tokenizer.py", "examples/vllm_cpu/install.py", "examples/demo/run.py"}
 """Scripts that build or start parts of this repository; they aren't for users to copy."""
@@ -61,13 +61,14 @@ def test_docs_and_examples_import_from_polar_and_its_trainer_alone() -> None:
 def test_import_and_version_take_little_cpu(arguments: list[str]) -> None:
     """Best of five: other processes of this machine may slow a run down, and nothing makes one faster."""
 
-    def cpu_s() -> float:
+    def cpu_s(arguments: list[str]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
-    assert min(cpu_s() for _ in range(5)) < CPU_LIMIT_S
+    empty = min(cpu_s(["-c", "pass"]) for _ in range(5))
+    assert min(cpu_s(arguments) for _ in range(5)) < CPU_LIMIT * empty
 
 
 TRAINER = "from polar import TaskRequest\nfrom polar.trainer import TrajectoryConsumer\nprint(TaskRequest.__name__)\n"

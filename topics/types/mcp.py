@@ -51,14 +51,19 @@ class McpServer(BaseModel):
     model_config = STRICT
 
     name: Annotated[str, StringConstraints(pattern=NAME)]
+    """What the agent's tools are named after."""
     transport: Literal["stdio", "sse", "streamable-http"] = "sse"
+    """`stdio` starts `command` in the sandbox; the others connect to `url`. docs/harness.md lists what each harness can."""
     command: Argument | None = Field(default=None, min_length=1)
     """A program: absolute, on the PATH of the harness, or relative to the folder where the harness starts."""
     args: list[Argument] = []
+    """Arguments of `command`."""
     env: Environment = {}
     """Variables of the server, beside the few that the CLI passes on."""
     url: Annotated[str, AfterValidator(_url)] | None = None
+    """Where the server listens, as http or https, without user and password."""
     headers: dict[HeaderName, HeaderValue] = {}
+    """Headers of every request to `url`."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -71,8 +71,7 @@ async def test_a_class_of_another_package_is_a_harness(
         f"--model {MODEL} --turns 20\nbase_url = http://proxy/v1\nkey_variable = OPENAI_API_KEY\nMend.\n"
     )
     assert KEY not in result.tail
-    assert await runtime.read_file(runtime.home / ".my-agent" / "session.jsonl", 10) == b"{}\n"
-    assert launch.keep == {"agent_transcript": runtime.home / ".my-agent" / "*.jsonl"}
+    assert await transcript_of(runtime, launch) == "{}\n"
 
 
 async def test_a_file_is_a_harness_whose_program_runs(

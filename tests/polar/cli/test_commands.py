@@ -125,7 +125,15 @@ def test_wait_ends_with_1_where_a_session_failed_for_what_is_not_the_agents_doin
     assert code == 1
     assert f"t.1 FAILED: init {kind.value}/broken: no such thing" in stderr
     statuses = {"COMPLETED": 1, "FAILED": 1}
-    ended = {"task_id": "t", "num_samples": 2, "ended": 2, "phases": {}, "statuses": statuses, "mean_reward": None}
+    ended = {
+        "task_id": "t",
+        "run": None,
+        "num_samples": 2,
+        "ended": 2,
+        "phases": {},
+        "statuses": statuses,
+        "mean_reward": None,
+    }
     assert json.loads(stdout) == [ended]
 
 
