@@ -24,8 +24,10 @@ from consumers.runtimes.cell import bubblewrap
 from consumers.runtimes.cell.enter import Mount
 from topics.environment import cache, private_files
 
-WAIT_S = 600.0
-"""Limit of a program's wait for its GPUs. Then the attempt ends, and the session is tried again."""
+WAIT_S = 30.0
+"""Limit of a program's wait for its GPUs, which its stage's budget is charged for. Then the session is tried again."""
+WAIT_SHARE = 0.1
+"""Of a program's own time limit: an evaluation has a tenth more than its command, so a wait can't make it run out of time."""
 CONTROL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 """Device files that CUDA needs beside those of its GPUs."""
 LIBRARIES = (
@@ -74,14 +76,17 @@ class Gpus:
 
     @asynccontextmanager
     async def held(
-        self, count: int, *, in_image: bool, stop: asyncio.Event | None = None, wait_s: float = WAIT_S
+        self, count: int, *, in_image: bool, stop: asyncio.Event | None = None, limit_s: float | None = None
     ) -> AsyncIterator[GpuView]:
-        """Hold `count` GPUs, which must not exceed those there are. Raises SandboxError `gpus_busy` when others held them for `wait_s`, or
-        until `stop`."""
+        """Hold `count` GPUs, which must not exceed those there are. `limit_s`: the program's time limit.
+
+        Raises SandboxError `gpus_busy` when others held them for WAIT_S, or for WAIT_SHARE of the limit, or until `stop`.
+        """
         if not count:
             yield GpuView()
             return
         private_files.make_folder(self.locks)
+        wait_s = WAIT_S if limit_s is None else min(WAIT_S, WAIT_SHARE * limit_s)
         until = asyncio.get_running_loop().time() + wait_s
         while True:
             with ExitStack() as stack:

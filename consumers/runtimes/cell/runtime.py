@@ -129,7 +129,9 @@ class CellRuntime:
 
     async def exec(self, what: Exec, stop: asyncio.Event | None = None) -> ExecResult:
         count = self._spec.gpus if what.has_gpus else 0
-        async with self._host.gpus.held(count, in_image=self._root.image is not None, stop=stop) as gpus:
+        async with self._host.gpus.held(
+            count, in_image=self._root.image is not None, stop=stop, limit_s=what.timeout_s
+        ) as gpus:
             return await self._exec(what, stop, gpus)
 
     async def _exec(self, what: Exec, stop: asyncio.Event | None, gpus: GpuView) -> ExecResult:

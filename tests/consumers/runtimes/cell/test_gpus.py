@@ -65,13 +65,13 @@ async def test_who_waits_too_long_gets_an_error_and_keeps_nothing(tmp_path: Path
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(four(tmp_path).held(3, in_image=False))
         with pytest.raises(SandboxError, match="2 of this host's 4 GPUs weren't free in time") as raised:
-            await stack.enter_async_context(four(tmp_path).held(2, in_image=False, wait_s=0))
+            await stack.enter_async_context(four(tmp_path).held(2, in_image=False, limit_s=0))
         assert raised.value.code == "gpus_busy"
         stop = asyncio.Event()
         stop.set()
         with pytest.raises(SandboxError, match="weren't free"):
             await stack.enter_async_context(four(tmp_path).held(2, in_image=False, stop=stop))
-        last = await stack.enter_async_context(four(tmp_path).held(1, in_image=False, wait_s=0))
+        last = await stack.enter_async_context(four(tmp_path).held(1, in_image=False, limit_s=0))
         assert cards(last) == {"/dev/nvidia3"}
 
 
@@ -99,10 +99,10 @@ async def test_a_killed_worker_s_gpus_are_free_again(tmp_path: Path) -> None:
             assert await asyncio.to_thread(holder.stdout.readline) == "held\n"
             one = Gpus(["nvidia0"], tmp_path)
             with pytest.raises(SandboxError, match="weren't free"):
-                await one.held(1, in_image=False, wait_s=0).__aenter__()
+                await one.held(1, in_image=False, limit_s=0).__aenter__()
         finally:
             os.kill(holder.pid, signal.SIGKILL)
-    async with one.held(1, in_image=False, wait_s=5) as view:
+    async with one.held(1, in_image=False, limit_s=50) as view:
         assert view.devices == ("/dev/nvidia0",)
 
 
