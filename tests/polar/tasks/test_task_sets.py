@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.tasks.harbor_folder import digest
-from polar.tasks.task_sets import Condition, Member, members, select, shuffled
+from polar.tasks.task_sets import Condition, Found, Member, members, select, shuffled
 from tests.polar.tasks.writing import read, write
 from topics.types.errors import InputError
 
@@ -31,8 +32,13 @@ def registry(folder: Path, *tasks: dict[str, Any], **more: Any) -> None:
     (folder / "registry.json").write_text(json.dumps(entries))
 
 
-def names(found: list[Member]) -> list[str]:
+def names(found: Sequence[Found]) -> list[str]:
     return [member.name for member in found]
+
+
+def folder_of(member: Found) -> str:
+    assert isinstance(member, Member)
+    return member.folder.name
 
 
 def test_a_folder_of_tasks_and_a_task(folder: Path) -> None:
@@ -56,7 +62,7 @@ def test_a_registry_names_its_tasks(folder: Path) -> None:
         {"name": "again", "path": "tasks/a"},
     )
     for path in (folder, folder / "registry.json"):
-        assert [(one.name, one.folder.name, one.dataset) for one in members(path)] == [
+        assert [(one.name, folder_of(one), one.dataset) for one in members(path)] == [
             ("one", "a", "set@1.0"),
             ("two", "b", "set@1.0"),
         ]
@@ -88,7 +94,7 @@ def test_a_dataset_finds_its_tasks_by_name_and_digest(folder: Path) -> None:
     lines = [f'[[tasks]]\nname = "org/{name}"\ndigest = "{digest(tasks / name)}"\n' for name in ("c", "a")]
     (tasks / "dataset.toml").write_text('[dataset]\nname = "org/set"\nversion = "2"\n' + "".join(lines))
     found = members(tasks)
-    assert [(one.name, one.folder.name, one.dataset) for one in found] == [
+    assert [(one.name, folder_of(one), one.dataset) for one in found] == [
         ("org/c", "c", "org/set@2"),
         ("org/a", "a", "org/set@2"),
     ]
