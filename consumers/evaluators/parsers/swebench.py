@@ -15,7 +15,7 @@ from consumers.evaluators.parsers.output import Found
 _STATUSES = {"FAILED": "FAILED", "PASSED": "PASSED", "SKIPPED": "SKIPPED", "ERROR": "ERROR", "XFAIL": "PASSED"}
 _COUNT = re.compile(r"\[\d+\]")
 """Behind SKIPPED: how many tests were skipped at one place, which names none of them."""
-_SHARE = re.compile(r"FAILED\s*\[[^\]]*\]")
+_SHARE = re.compile(r"FAILED\s*\[[^\[\]]{0,20}\]")
 """`FAILED [ 50%]`: how much of the run is done."""
 _GO = re.compile(r"--- (PASS|FAIL|SKIP): (.+) \([^()]+\)")
 _CARGO = re.compile(r"test\s+(\S+)\s+\.\.\.\s+(\w+)")

@@ -128,7 +128,7 @@ def test_no_output_breaks_a_parser(output: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", sorted(set(OUTPUTS)))
-@pytest.mark.parametrize("unit", ["test_a ... ", "_ a.py:", "PASSED [", "--- PASS: (", "test  ", " - "])
+@pytest.mark.parametrize("unit", ["test_a ... ", "_ a.py:", "PASSED [", "FAILED [", "--- PASS: (", "test  ", " - "])
 def test_long_lines_take_linear_time(form: str, unit: str) -> None:
     """A second is a hundred times what they take; quadratic time would be hours."""
     import time
