@@ -184,7 +184,8 @@ async def test_a_topic_that_is_not_there_is_said(settings: Settings) -> None:
     follower = Follower(settings, control.TOPIC, lambda *_: None, since=Since.END)
     with pytest.raises(NotReadyError, match=r"not ready after 1 s: .*no topic .*control; `polar topics apply`"):
         await follower.start(deadline_s=1)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    mine = {asyncio.current_task()}
+    await eventually(lambda: asyncio.all_tasks() == mine)
 
 
 async def test_a_topic_made_while_start_waits_is_followed(log: Log, settings: Settings, apply: Apply) -> None:

@@ -36,6 +36,7 @@ RESULTS = {
         "test_pt.py::test_error": "ERROR",
         "test_pt.py:7": "SKIPPED",
     },
+    ("r2e", "pytest"): {"test_good": "PASSED", "test_error": "ERROR", "test_bad": "FAILED"},
     ("unittest", "unittest"): {
         "unittest.loader._FailedTest.test_import": "ERROR",
         "test_sums.Broken.setUpClass": "ERROR",
@@ -120,6 +121,7 @@ KNOWN = {
     "jest": ("PASS ./known.js\n  group\n    ✓ known (3 ms)", "known.js > group > known"),
     "vitest": (" ✓ known.js > group > known 3ms", "known.js > group > known"),
     "tap": ("ok 1 - known", "known"),
+    "r2e": ("= short test summary info =\nPASSED t.py::known", "known"),
 }
 """Of each form the output of one test, and its name."""
 PIECES = st.sampled_from(
@@ -190,7 +192,7 @@ def test_other_versions_and_options_are_read(form: str, output: str, found: dict
     assert statuses(output, (), form) == found
 
 
-@pytest.mark.parametrize("form", sorted(set(FORMS) - {"pytest"}))
+@pytest.mark.parametrize("form", sorted(set(FORMS) - {"pytest", "r2e"}))
 def test_another_test_of_the_same_name_hides_no_failure(form: str) -> None:
     line, name = KNOWN[form]
     worse = {
