@@ -1,4 +1,7 @@
-"""`python -m examples.swe`: its table, its scripts, and in tier hard all twelve tasks with the real pi and Codex."""
+"""`python -m examples.swe`: its table, its scripts, and in tier hard a task of each language but Go with the real pi and Codex.
+
+Go compiles its library anew in every sandbox, which takes a minute of two cores for each session.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from polar.scripted.scripts import load
 from tests.acceptance.up.running import environment
 from tests.examples.swe import NAMES, TASKS
 
-RUN_S = 1500.0
+RUN = ("base64", "csv", "durations")
+RUN_S = 600.0
 
 
 def test_the_table_has_the_rewards_of_each_task_and_harness_in_the_order_of_the_samples() -> None:
@@ -46,9 +50,9 @@ def test_the_scripted_engine_takes_the_scripts_and_no_two_tasks_share_one(tmp_pa
 
 @pytest.mark.hard
 @pytest.mark.timeout(RUN_S + 60)
-def test_all_tasks_get_the_rewards_that_their_scripts_mean(tmp_path: Path) -> None:
+def test_tasks_get_the_rewards_that_their_scripts_mean(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "examples.swe", "--data", str(tmp_path / "data")],
+        [sys.executable, "-m", "examples.swe", "--data", str(tmp_path / "data"), *(f"--task={name}" for name in RUN)],
         cwd=TASKS.parents[2],
         env=environment(),
         stdin=subprocess.DEVNULL,
@@ -59,5 +63,5 @@ def test_all_tasks_get_the_rewards_that_their_scripts_mean(tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    rows = [line.split() for line in done.stdout.splitlines()[-len(NAMES) :]]
-    assert rows == [[name, *["1", "0", "0"] * len(TOOLS)] for name in NAMES]
+    rows = [line.split() for line in done.stdout.splitlines()[-len(RUN) :]]
+    assert rows == [[name, *["1", "0", "0"] * len(TOOLS)] for name in RUN]
