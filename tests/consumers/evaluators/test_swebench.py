@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from consumers.evaluators import test_patch
 from consumers.evaluators.base import Case
+from consumers.evaluators.command import ObstructedError
 from consumers.evaluators.parsers import SWEBENCH_FORMS, statuses
 from consumers.evaluators.swebench import SweBench
 from topics.types.errors import InputError
@@ -81,6 +82,16 @@ def test_bad_settings_are_named(change: dict[str, Any], field: str) -> None:
 def test_the_paths_of_a_patch_are_all_that_it_names() -> None:
     patch = 'diff --git a/old.py b/new.py\nrename from old.py\ndiff --git "a/a b.py" "b/a b.py"\n'
     assert test_patch.paths_of(patch) == ("old.py", "new.py", "a b.py")
+
+
+async def test_a_patch_whose_files_cant_be_written_is_no_patch_that_doesnt_apply(case: Case) -> None:
+    """As on a disk that the run filled. Here the target of a symbolic link is too long for any disk."""
+    patch = (
+        "diff --git a/l b/l\nnew file mode 120000\nindex 0000000..1111111\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n"
+        f"+{'x' * 5000}\n\\ No newline at end of file\n"
+    )
+    with pytest.raises(ObstructedError, match="unable to write file"):
+        await test_patch.apply(case.runtime, patch, ("l",))
 
 
 OUTPUTS = {
