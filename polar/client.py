@@ -231,7 +231,7 @@ class Client:
         """
         uploads = Uploads(blob_store.of(self.settings))
         complete = await asyncio.to_thread(lambda: [uploads.with_content(request, Path()) for request in requests])
-        bodies = {request.task_id: _sized_body(request) for request in complete}
+        bodies = {request.task_id: sized_body(request) for request in complete}
         hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
 
         def missing() -> list[str]:
@@ -297,7 +297,7 @@ class Client:
                 if samples > max_in_flight:
                     field = f"{request.task_id}: num_samples"
                     raise InputError(field, samples, f"more than {max_in_flight} sessions in flight; allow more")
-                body = _sized_body(request)
+                body = sized_body(request)
                 expected = body_hash(body)
                 _is_shown(table, request.task_id, expected)  # raises InputError for an id in use
                 await table.until(partial(has_room, samples), None)
@@ -402,7 +402,7 @@ async def require_topic(settings: Settings, topic: Topic) -> None:
     await admin.partition_count(settings, topic.full_name(settings.namespace), reach_s=0)
 
 
-def _sized_body(request: TaskRequest) -> bytes:
+def sized_body(request: TaskRequest) -> bytes:
     """The canonical body. Raises InputError if it is too large, or a plug-in refuses its settings."""
     check_settings(request)
     body = request.canonical()

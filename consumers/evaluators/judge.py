@@ -196,4 +196,5 @@ def _scale(config: settings.Config, found: TaskSettings) -> Scale:
 
 def _listed(answers: Sequence[Answer], unreadable: Sequence[str]) -> bytes:
     listed = [{"answer": each.answer, "reward": each.reward, "reasoning": each.reasoning} for each in answers]
-    return json.dumps([*listed, *({"unreadable": why} for why in unreadable)], ensure_ascii=False).encode()
+    text = json.dumps([*listed, *({"unreadable": why} for why in unreadable)], ensure_ascii=False)
+    return text.encode(errors="replace")  # JSON may name half of a surrogate pair, which UTF-8 can't hold

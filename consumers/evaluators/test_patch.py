@@ -30,7 +30,8 @@ mkdir -p -- "$FOLDER/files" && cd "$FOLDER/files" || exit
 for path in "$@"; do
     ! tar --list --file="$STORE" -- "./$path" >/dev/null 2>&1 || tar --extract --file="$STORE" -- "./$path" || exit
 done
-git apply --whitespace=nowarn "$FOLDER/patch" 2>&1 || exit {_DOES_NOT_APPLY}
+git apply --check --whitespace=nowarn "$FOLDER/patch" 2>&1 || exit {_DOES_NOT_APPLY}
+git apply --whitespace=nowarn "$FOLDER/patch" 2>&1 || exit 1  # its files can't be written: the run's may fill the disk
 cd "$WORKSPACE" || exit
 for path in "$@"; do
     folder=$path

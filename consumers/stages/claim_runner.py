@@ -109,7 +109,7 @@ class Claim:
     def failure(self, code: str, kind: Kind, message: str, *, retryable: bool = False) -> StageFact:
         """The fact that reports that the work failed."""
         stage = self.ticket.stage
-        error = SessionError(stage.value, kind, code, redacted(message)[:MESSAGE_LIMIT], retryable=retryable)
+        error = SessionError(stage.value, kind, code, text_of_fact(message, MESSAGE_LIMIT), retryable=retryable)
         return self.fact(error=error, **({"status": Status.FAILED} if stage is Stage.RUN else {}))
 
     def ids(self, name: str) -> dict[str, Any]:
@@ -121,6 +121,14 @@ class Claim:
             "attempt": ticket.attempt,
             "claim_id": self.id,
         }
+
+
+def text_of_fact(text: str, limit: int) -> str:
+    """A text as a fact holds it: without keys, at most `limit` characters, and `?` for each lone surrogate, which no log can hold.
+
+    A message that quotes JSON or file names of the agent's may have such surrogates.
+    """
+    return redacted(text)[:limit].encode(errors="replace").decode()
 
 
 class Work(Protocol):

@@ -20,12 +20,11 @@ from consumers.runtimes.base import HOST_DISK_FULL, STORAGE_EXCEEDED, Runtime, S
 from consumers.runtimes.prepare import TargetError, prepare
 from consumers.stages import artifacts
 from consumers.stages.budget import Budget, BudgetExceededError
-from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.claim_runner import Claim, StageFact, text_of_fact
 from consumers.stages.evaluation_access import ClaimModels, RunArtifacts
 from consumers.stages.patient_blobs import fetch_for_evaluation
 from consumers.stages.worker_context import WorkerContext
 from topics.environment import registry
-from topics.environment.redaction import redacted
 from topics.types.errors import InputError, Kind, NotReadyError
 from topics.types.session import Status
 from topics.types.task import TaskRequest
@@ -99,7 +98,7 @@ class Evaluate:
             # The actions met what the agent left, so their failure is the agent's: otherwise a bad reward could be turned into none.
             reason = str(error)
         if reason is not None:
-            return Verdict(0.0, reason=reason, artifacts={"evaluation_output": reason.encode()})
+            return Verdict(0.0, reason=reason, artifacts={"evaluation_output": reason.encode(errors="replace")})
         self._is_preparing = False
         ticket = self._claim.ticket
         case = Case(
@@ -120,7 +119,7 @@ class Evaluate:
     async def _fact(self, verdict: Verdict) -> StageFact:
         return self._claim.fact(
             reward=None if verdict.reward is None else float(verdict.reward),
-            reason=redacted(verdict.reason)[:REASON_LIMIT] if verdict.reason else None,
+            reason=text_of_fact(verdict.reason, REASON_LIMIT) if verdict.reason else None,
             call_rewards=dict(verdict.call_rewards) if verdict.call_rewards else None,
             artifacts=await self._stored(verdict.artifacts),
         )
@@ -140,7 +139,9 @@ def _own_failures() -> Iterator[None]:
     except (Exception, SystemExit) as error:
         trace = "".join(traceback.format_exception(error))
         raise EvaluationError(
-            "evaluator_raised", f"{type(error).__name__}: {error}", {artifacts.TRACEBACK: trace.encode()}
+            "evaluator_raised",
+            f"{type(error).__name__}: {error}",
+            {artifacts.TRACEBACK: trace.encode(errors="replace")},
         ) from error
 
 

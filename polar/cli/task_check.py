@@ -166,7 +166,10 @@ class _Case:
         return [action.source for action in self.requests.nothing.runtime.prepare if action.source is not None]
 
     def submitted(self, uploads: Uploads) -> Iterator[TaskRequest]:
-        """The requests with the content of their uploads. A file that can't be uploaded is the verdict."""
+        """The requests with the content of their uploads. The verdict is an error for a file that can't be uploaded, a body that is too
+        large, and settings that a plug-in refuses: the other tasks go on."""
+        from polar.client import sized_body
+
         if isinstance(self.requests, CheckedTask):
             return
         try:
@@ -174,6 +177,8 @@ class _Case:
                 checking.identified(uploads.with_content(request, Path()), kind)
                 for request, kind in ((self.requests.solution, "solution"), (self.requests.nothing, "nothing"))
             )
+            for request in (solution, nothing):
+                sized_body(request)
         except InputError as error:
             self.requests = CheckedTask(self.member, Verdict.ERROR, str(error))
             return

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from polar.tasks.harbor_folder import DOCUMENT_LIMIT, read_text
+from polar.tasks.harbor_folder import CONFIG_LIMIT, DOCUMENT_LIMIT, read_text
 from topics.types.errors import InputError
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
@@ -111,16 +111,28 @@ def _of_repository(folder: Path) -> Iterator[Row]:
 
 
 def _task(folder: Path) -> Mapping[str, Any]:
+    text = read_text(folder, TASK, CONFIG_LIMIT)
     try:
-        fields = _mapping(str(folder / TASK), yaml.safe_load(read_text(folder, TASK, DOCUMENT_LIMIT)))
-    except yaml.YAMLError as error:
+        found = yaml.load(text, _NoAliases)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(str(folder / TASK), folder.name, f"not YAML: {error}") from None
+    fields = _mapping(str(folder / TASK), found)
     files = {column: read_text(folder, name, DOCUMENT_LIMIT) for column, name in FILES.items()}
     if (folder / HINTS).is_file():
         files["hints_text"] = read_text(folder, HINTS, DOCUMENT_LIMIT)
     tests = _mapping(str(folder / TESTS), _decoded(str(folder / TESTS), read_text(folder, TESTS, DOCUMENT_LIMIT)))
     assets = {ASSETS: True} if (folder / ASSETS).is_dir() else {}
     return _plain(str(folder / TASK), {**fields, **files, **tests, **assets})
+
+
+class _NoAliases(yaml.SafeLoader):
+    """Aliases within aliases make a few lines as large as the memory once they are written as JSON; no task needs one."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(problem="aliases aren't read; write the value out", problem_mark=mark)
+        return super().compose_node(parent, index)
 
 
 def _decoded(place: str, text: str | bytes) -> object:

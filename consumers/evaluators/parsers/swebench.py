@@ -15,8 +15,8 @@ from consumers.evaluators.parsers.output import Found
 _STATUSES = {"FAILED": "FAILED", "PASSED": "PASSED", "SKIPPED": "SKIPPED", "ERROR": "ERROR", "XFAIL": "PASSED"}
 _COUNT = re.compile(r"\[\d+\]")
 """Behind SKIPPED: how many tests were skipped at one place, which names none of them."""
-_SHARE = re.compile(r"FAILED\s*\[[^\[\]]{0,20}\]")
-"""`FAILED [ 50%]`: how much of the run is done."""
+_SHARE = re.compile(r"FAILED\s*\[[^\][]*\]")
+"""`FAILED [ 50%]`: how much of the run is done. No `[` within: the search from each `FAILED[` ends at the next one."""
 _GO = re.compile(r"--- (PASS|FAIL|SKIP): (.+) \([^()]+\)")
 _CARGO = re.compile(r"test\s+(\S+)\s+\.\.\.\s+(\w+)")
 _COLOUR = re.compile(r"\[\d+m")

@@ -139,6 +139,12 @@ def test_a_number_is_worth_its_place_on_the_scale(answer: int, reward: float) ->
     assert "what the agent's program printed: there is none" in user
 
 
+def test_half_of_a_surrogate_pair_in_a_reasoning_costs_no_answer() -> None:
+    verdict, _ = judged([said(7, "the agent wrote \ud800")])
+    assert verdict.reward == 0.7
+    assert json.loads(verdict.artifacts[ANSWERS])[0]["reasoning"] == "the agent wrote ?"
+
+
 def test_choices_are_worth_what_the_task_says() -> None:
     choices = {"done": 1.0, "partly": 0.25, "not done": 0.0}
     verdict, [(_, _, body)] = judged([said("partly")], choices=choices, model="grader")

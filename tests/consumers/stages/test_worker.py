@@ -402,6 +402,8 @@ class Hostile:
                 return None
             case "exit":
                 raise SystemExit("judged by nothing")
+            case "surrogates":
+                raise ValueError("\ud800: judged by nothing")
         raise ZeroDivisionError("judged by nothing")
 
 
@@ -414,6 +416,7 @@ class Hostile:
         ("nan", "bad_reward"),
         ("text", "bad_reward"),
         ("nothing", "bad_reward"),
+        ("surrogates", "evaluator_raised"),
         ("hang", "timeout"),
     ],
 )
@@ -436,6 +439,15 @@ async def test_an_evaluator_that_cannot_judge_gives_no_reward(
     assert trace.startswith("Traceback (most recent call last):\n")
     assert trace.endswith(": judged by nothing\n")
     assert "in __init__\n" in trace if how == "construct" else "in evaluate\n" in trace
+
+
+async def test_half_of_a_surrogate_pair_in_a_reason_costs_no_reward(worker: Coordinator) -> None:
+    """It stands in a test's name, which JSON may hold and no log can."""
+    event = '{"Action":"fail","Test":"half \\ud800"}'
+    config = {"test_command": f"echo '{event}'; exit 1", "parser": "go"}
+    fact = await worker.evaluated(shell("half", "true", evaluator={"strategy": "test_on_output", "config": config}))
+    assert (fact.reward, fact.error) == (0.0, None)
+    assert "half ?" in (fact.reason or "")
 
 
 async def test_a_lost_reward_comes_with_its_reason_and_its_report(settings: Settings, worker: Coordinator) -> None:

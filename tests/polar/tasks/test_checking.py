@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
+from polar.cli import task_check
+from polar.client import BODY_LIMIT
 from polar.tasks import checking
 from polar.tasks.checking import Attempt, CheckedTask, Requests, Verdict, checked, identified
 from polar.tasks.repositories import Repositories
 from polar.tasks.row_options import RowOptions
 from polar.tasks.rows import Row
 from polar.tasks.task_sets import Member, RowMember
+from polar.uploads import Uploads
 from tests.polar.tasks.writing import AGENT, mapped_task, read
+from topics.environment.blobs import FolderBlobs
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Phase, SessionState, Status
 from topics.types.task import PrepareAction, TaskRequest
@@ -51,6 +55,16 @@ def uploads(request: TaskRequest) -> list[PrepareAction]:
 def command(request: TaskRequest) -> str:
     assert request.agent.custom_shell is not None
     return request.agent.custom_shell.command
+
+
+def test_a_task_that_is_too_large_has_an_error_as_its_verdict(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    large = found.solution.model_copy(update={"instruction": "x" * BODY_LIMIT})
+    case = task_check._Case(Member(tmp_path.name, tmp_path), Requests(large, found.nothing))
+    assert list(case.submitted(Uploads(FolderBlobs(tmp_path / "blobs")))) == []
+    assert isinstance(case.requests, CheckedTask)
+    assert case.requests.verdict is Verdict.ERROR
+    assert f"at most {BODY_LIMIT} bytes" in (case.requests.reason or "")
 
 
 def test_the_solution_is_uploaded_where_it_runs_and_nowhere_else(tmp_path: Path) -> None:

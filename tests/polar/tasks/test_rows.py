@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,33 @@ def test_a_task_repository_has_the_columns_of_swe_bench_5(tmp_path: Path) -> Non
     assert rows.read(tmp_path)[0].config["test_assets"] is True
     code, out, _ = polar("tasks", "list", str(tmp_path), "--format", "json")
     assert (code, [row["task_id"] for row in json.loads(out)]) == (0, ["a__b-1"])
+
+
+ALIASES = "a: &a [x]\n" + "".join(
+    f"{key}: &{key} [{', '.join([f'*{last}'] * 9)}]\n" for last, key in pairwise("abcdef")
+)
+"""60 thousand items as JSON. A few more lines would fill the memory."""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (ALIASES, "aliases aren't read"),
+        ("a: 0\n" + "#" * rows.CONFIG_LIMIT, f"at most {rows.CONFIG_LIMIT} bytes"),
+        ("[" * 1000, "not YAML"),
+    ],
+    ids=["aliases", "long", "deep"],
+)
+def test_a_hostile_task_repository_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    task = tmp_path / "tasks/a__b-1"
+    task.mkdir(parents=True)
+    (tmp_path / "sweb.yaml").touch()
+    (task / rows.TASK).write_text(text)
+    (task / rows.TESTS).write_text("{}")
+    for name in rows.FILES.values():
+        (task / name).touch()
+    with pytest.raises(InputError, match=reason):
+        rows.read(tmp_path)
 
 
 def test_options_of_the_other_kind_of_set_are_refused(tmp_path: Path) -> None:

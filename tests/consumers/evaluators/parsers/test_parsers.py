@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.evaluators.junit import SEVERITY
-from consumers.evaluators.parsers import FORMS, NAMES_LIMIT, statuses
+from consumers.evaluators.parsers import FORMS, NAMES_LIMIT, SWEBENCH_FORMS, statuses
 from consumers.evaluators.parsers.output import NAME_LIMIT
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -250,9 +250,27 @@ HOSTILE = {
 }
 
 
+PARSERS = {read: form for form, read in {**SWEBENCH_FORMS, **FORMS}.items()}.values()
+"""A name of each parser."""
+PIECES = [
+    *("FAILED[", "FAILED [", "FAILED ", "PASSED [", "PASSED (", "FAILED[]", "SKIPPED [1", "a[/", "a:1", "\x1b[1", "[1"),
+    *("--- PASS: (", "--- PASS: a (1", "test a ... ", "test  ", "ok 1 - # ", "ok ", "# skip", " - ", " ... ", "::", "_ a.py:"),
+    *(" ✓ a (5 ms", "PASS  ", " FAIL a [ a ]", " ❯ a 5ms (retry x1", "f (a.", "FAIL: ", "short test summary info", '{"a":', "(", "[", "  "),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize("form", PARSERS)
 def test_hostile_output_is_read_in_linear_time(form: str, hostile: str) -> None:
     began = time.process_time()
     statuses(hostile, (), form)
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("form", PARSERS)
+def test_a_line_of_one_piece_is_read_in_linear_time(form: str) -> None:
+    """A second is fifty times what one takes; quadratic time would be several."""
+    for piece in PIECES:
+        began = time.process_time()
+        statuses(piece * (400_000 // len(piece)), (), form)
+        assert time.process_time() - began < 1, piece
