@@ -109,7 +109,7 @@ class CachedBlobs(BlobStore):
             except FileNotFoundError:
                 is_missing = True
                 raise
-            blob.check(ref)
+            blob.check()
 
         try:
             self._near.write(BlobRef(ref, 0), chunks())

@@ -1,4 +1,4 @@
-"""Copies of a store far away, which several sessions and workers of a host make and delete at once. The store is a stand-in for a bucket."""
+"""Copies of a store far away, which several sessions and workers of a host make and delete at once; a folder stands in for a bucket."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from topics.environment import blob_cache
+from topics.environment import blob_cache, blobs
 from topics.environment.blob_cache import CachedBlobs
-from topics.environment.blobs import BlobRef, BlobStore, BlobStoreError, FolderBlobs, Readable
+from topics.environment.blobs import BlobRef, BlobStore, BlobStoreError, DamagedBlobError, FolderBlobs, Readable
+from topics.environment.s3 import S3Address
+from topics.environment.s3_blobs import S3Blobs
 
 DEADLINE_S = 10.0
 
@@ -117,8 +120,8 @@ def test_copies_under_way_are_no_copies_that_may_be_deleted(
 ) -> None:
     folder = tmp_path / "near"
     near = CachedBlobs(bucket, folder, most_bytes=1)
-    blobs = [bucket.put(bytes([number]) * 100) for number in range(3)]
-    fetches = [threads.submit(near.fetch, blob.ref) for blob in blobs[:2]]
+    needed = [bucket.put(bytes([number]) * 100) for number in range(2)]
+    fetches = [threads.submit(near.fetch, blob.ref) for blob in needed]
     for _ in fetches:
         begun(bucket)
     for path in folder.rglob(".*"):
@@ -154,3 +157,81 @@ def test_a_copy_that_somebody_deletes_under_way_is_no_missing_blob(
     with pytest.raises(BlobStoreError, match="was deleted while it was made"):
         fetching.result(DEADLINE_S)
     assert near.get(blob.ref) == b"there"
+
+
+class Endless(Bucket):
+    """A store that sends zeros as long as somebody reads."""
+
+    sent = 0
+
+    @contextmanager
+    def source(self, ref: str) -> Iterator[Readable]:
+        yield self
+
+    def read(self, size: int, /) -> bytes:
+        assert 0 < size <= 1024 * 1024, "the reader decides how much it keeps"
+        self.sent += size
+        assert self.sent < 100 * 1024 * 1024
+        return bytes(size)
+
+
+def test_reading_stops_where_a_store_sends_more_than_any_blob_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "BYTES_LIMIT", 5_000_000, raising=False)
+    endless, ref = Endless(tmp_path / "far"), f"blob:sha256/{'0' * 64}"
+    near = CachedBlobs(endless, tmp_path / "near")
+    for use in (near.fetch, near.get, endless.get):
+        endless.sent = 0
+        with pytest.raises(DamagedBlobError, match="sends more than 5000000 bytes"):
+            use(ref)
+        assert endless.sent < 7_000_000
+    assert left(tmp_path / "near") == []
+
+
+def test_a_blob_that_is_too_large_for_memory_is_read_in_steps_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "GET_LIMIT", 5, raising=False)
+    store = FolderBlobs(tmp_path)
+    ref = store.put(b"12345678").ref
+    with pytest.raises(DamagedBlobError, match="more than 5 bytes"):
+        store.get(ref)
+    with store.open(ref) as blob:
+        assert blob.read(-1) == b"12345678"
+
+
+class _Liar(BaseHTTPRequestHandler):
+    """Answers a request for a part of 5 bytes with 64 MiB."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(206)
+        for name, value in {
+            "Content-Range": "bytes 0-4/5",
+            "Content-Length": str(64 * 1024 * 1024),
+            "ETag": '"1"',
+            "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(64):
+                self.wfile.write(bytes(1024 * 1024))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_that_sends_more_than_the_part_asked_for_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Liar) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        try:
+            with pytest.raises(DamagedBlobError, match="more of key than the 5 bytes asked for"):
+                S3Blobs(S3Address("bucket", "")).part("key", 0, 5)
+        finally:
+            server.shutdown()
