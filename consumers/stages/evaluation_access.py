@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from consumers.runtimes.base import ModelAccess
 from consumers.stages.claim_runner import Claim
+from consumers.stages.patient_blobs import in_thread
 from topics.environment import judge_keys
 from topics.environment.blobs import BlobStore, DamagedBlobError
 from topics.environment.keys import KeyClaims, Limits, issued_at
@@ -61,7 +62,7 @@ class RunArtifacts:
         if reference is None:
             return None
         try:
-            return await asyncio.to_thread(self._blobs.get, reference)
+            return await in_thread(partial(self._blobs.get, reference))
         except (FileNotFoundError, DamagedBlobError) as error:
             raise NotReadyError(
                 f"the artifact {name} can't be read from this worker's blob store ({error}); every host needs the same POLAR_BLOBS"

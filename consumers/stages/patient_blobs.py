@@ -1,5 +1,7 @@
 """The blob store as stages use it: they wait while it doesn't answer, as an evaluation waits for room on a full disk.
 
+Its calls have threads of their own, so a store that hangs leaves asyncio's default ones to the sessions that don't need it.
+
 The coordinator ends a stage 60 s after its budget (`GRACE_MS`), so whatever is outside of the budget waits for WAIT_S at most.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -15,7 +18,7 @@ import structlog
 
 from topics.environment.blobs import BlobStore, BlobStoreError
 from topics.types.errors import NotReadyError
-from topics.types.task import PrepareAction
+from topics.types.task import UploadedFiles
 
 WAIT_S = 15.0
 """Limit for the body of a task, for uploads in addition to a budget, and for artifacts once the budget is used up: three of them, and 15 s
@@ -23,9 +26,18 @@ to report, are the coordinator's grace."""
 KEEP_S = 300.0
 """Limit for a stage's artifacts while its budget lasts; its slot is taken meanwhile."""
 AGAIN_S = 2.0
+THREADS = 32
+"""Calls at once, twice the slots of a worker with default settings. Further calls wait, and a wait that ends takes its call back."""
 
 log = structlog.get_logger()
 Result = TypeVar("Result")
+_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="blobs")
+"""The interpreter joins them when it exits; each request to a bucket has its own deadline."""
+
+
+async def in_thread(call: Callable[[], Result]) -> Result:
+    """The result of `call`, one use of the blob store, which blocks."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, call)
 
 
 async def patiently(call: Callable[[], Result], within_s: float = WAIT_S) -> Result:
@@ -39,7 +51,7 @@ async def patiently(call: Callable[[], Result], within_s: float = WAIT_S) -> Res
         async with asyncio.timeout(max(within_s, 0)):
             while True:
                 try:
-                    return await asyncio.to_thread(call)
+                    return await in_thread(call)
                 except BlobStoreError as error:
                     reason = error
                     if time.monotonic() + AGAIN_S > end:
@@ -50,14 +62,14 @@ async def patiently(call: Callable[[], Result], within_s: float = WAIT_S) -> Res
         raise reason from None
 
 
-async def fetch(blobs: BlobStore, actions: Sequence[PrepareAction], within_s: float) -> None:
-    """Bring what the actions upload to this host. So a store that doesn't answer can't make a preparation fail or take too long, which
-    would be a verdict on the agent. Missing and damaged content is left to the preparation, which names the action.
+async def fetch(blobs: BlobStore, uploads: Sequence[UploadedFiles], within_s: float) -> None:
+    """Bring uploads to this host before they are used. So a store that doesn't answer can't make their use fail or take too long, which
+    would be a verdict on the agent. Missing and damaged content is left to the use, which names the field.
 
     Raises NotReadyError if the store hasn't answered within `within_s`, or the copy can't be written.
     """
     end = time.monotonic() + within_s
-    for ref in dict.fromkeys(action.content.ref for action in actions if action.content is not None):
+    for ref in dict.fromkeys(upload.content.ref for upload in uploads if upload.content is not None):
         try:
             await patiently(partial(blobs.fetch, ref), end - time.monotonic())
         except (FileNotFoundError, ValueError):
@@ -66,10 +78,10 @@ async def fetch(blobs: BlobStore, actions: Sequence[PrepareAction], within_s: fl
             raise NotReadyError(f"{ref} can't be brought to this worker: {error}") from error
 
 
-async def fetch_for_evaluation(blobs: BlobStore, actions: Sequence[PrepareAction], budget_s: float) -> None:
+async def fetch_for_evaluation(blobs: BlobStore, uploads: Sequence[UploadedFiles], budget_s: float) -> None:
     """As `fetch`. Also raises NotReadyError if the content came so late that too little of this try's time remains: the next try has it."""
     began = time.monotonic()
-    await fetch(blobs, actions, budget_s)
+    await fetch(blobs, uploads, budget_s)
     if (took_s := time.monotonic() - began) > WAIT_S:
         raise NotReadyError(
             f"uploads came from {blobs.place} (POLAR_BLOBS) only after {took_s:.0f} s; the next try has them"

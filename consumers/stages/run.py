@@ -23,6 +23,7 @@ from consumers.stages import artifacts, patch
 from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.model_failure import model_failure
+from consumers.stages.patient_blobs import WAIT_S, fetch
 from consumers.stages.worker_context import WorkerContext
 from topics.environment.keys import BACKSTOP_S, KeyClaims, Limits, Signer, issued_at
 from topics.environment.redaction import redacted
@@ -63,6 +64,8 @@ class Run:
     async def do(self) -> StageFact:
         ticket = self._claim.ticket
         task = await self._claim.task(self._context.blobs)
+        # Not in the run's budget: a slow bucket would be a time-out of an agent that never started.
+        await fetch(self._context.blobs, [file for _, file in task.agent.files()], WAIT_S)
         budget = self._context.run_budget(ticket.budget_s)
         access = self._access(task)
         self._runtime = await self._context.attach(ticket.runtime, self._claim.id, task.runtime)

@@ -18,8 +18,12 @@ from typing import IO, Protocol
 import msgspec
 
 from topics.environment import private_files
+from topics.environment.archive import BYTES_LIMIT
 
 REF = re.compile(r"^blob:sha256/([0-9a-f]{64})$")
+GET_LIMIT = 256 * 1024 * 1024
+"""Most bytes that `get` brings into memory. Tasks, logs and patches have 16 MiB at most; artifacts of one's own evaluators may have more.
+What is larger, up to the largest upload, is read by `open`."""
 _CHUNK = 1024 * 1024
 
 
@@ -78,25 +82,29 @@ class BlobStore(ABC):
         ValueError as `get`, and OSError if the store can't be asked."""
 
     def get(self, ref: str) -> bytes:
-        """The bytes behind a reference. Raises FileNotFoundError, DamagedBlobError, ValueError for an invalid reference, and another
-        OSError if the store can't be read."""
+        """The bytes behind a reference. Raises FileNotFoundError, DamagedBlobError, also for more than GET_LIMIT bytes, ValueError for an
+        invalid reference, and another OSError if the store can't be read."""
+        found = bytearray()
         with self.open(ref) as blob:
-            return blob.read(-1)
+            blob.limit = min(GET_LIMIT, blob.limit)
+            while data := blob.read(_CHUNK):
+                found += data
+        return bytes(found)
 
     @contextmanager
     def open(self, ref: str) -> Iterator[BlobReader]:
         """Read bytes that don't fit into memory. Raises as `get`, but DamagedBlobError at the end of the block, also in place of an error
-        there, which the damage may have caused."""
+        there, which the damage may have caused. Reading stops with DamagedBlobError beyond the size of the largest upload."""
         with self.source(ref) as source:
-            blob = BlobReader(source)
+            blob = BlobReader(source, ref)
             try:
                 yield blob
             except BlobStoreError:
                 raise
             except Exception as error:
-                blob.check(ref, error)
+                blob.check(error)
                 raise
-            blob.check(ref)
+            blob.check()
 
     def fetch(self, ref: str) -> None:
         """Bring a blob to this host, so that reading it there needs no other. Raises as `get`. Only stores far away have anything to do."""
@@ -151,22 +159,32 @@ class FolderBlobs(BlobStore):
 class BlobReader:
     """A blob that is being read, once and in order."""
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: Readable, ref: str) -> None:
         self._source = source
+        self._ref = ref
         self._hashed = hashlib.sha256()
+        self._size = 0
+        self.limit = BYTES_LIMIT
+        """Most bytes that are read, whatever the store sends."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes, or all if it is -1."""
-        data = self._source.read(size)
-        self._hashed.update(data)
+        """At most `size` bytes, or all if it is -1. Raises DamagedBlobError for more bytes than `limit`."""
+        if size < 0:
+            return b"".join(iter(lambda: self.read(_CHUNK), b""))
+        if self._size <= self.limit:
+            data = self._source.read(size)
+            self._size += len(data)
+            self._hashed.update(data)
+        if self._size > self.limit:
+            raise DamagedBlobError(f"{self._ref}: the store sends more than {self.limit} bytes")
         return data
 
-    def check(self, ref: str, cause: Exception | None = None) -> None:
-        """Read to the end. Raises DamagedBlobError, because of `cause`, if the bytes aren't those of `ref`."""
+    def check(self, cause: Exception | None = None) -> None:
+        """Read to the end. Raises DamagedBlobError, because of `cause`, if the bytes aren't those of the reference, or too many."""
         while self.read(_CHUNK):
             pass
-        if named(self._hashed.hexdigest()) != ref:
-            raise DamagedBlobError(f"{ref}: the stored bytes are damaged") from cause
+        if named(self._hashed.hexdigest()) != self._ref:
+            raise DamagedBlobError(f"{self._ref}: the stored bytes are damaged") from cause
 
 
 def named(digest: str) -> str:

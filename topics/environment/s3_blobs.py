@@ -11,13 +11,14 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 from topics.environment import s3
-from topics.environment.blobs import BlobRef, BlobStore, BlobStoreError, Readable, digest_of, named
+from topics.environment.blobs import BlobRef, BlobStore, BlobStoreError, DamagedBlobError, Readable, digest_of, named
 from topics.environment.s3 import S3Address
 
 PART = 8 * 1024 * 1024
 """Bytes of a part: S3 takes 5 MiB at least, and 10,000 parts at most."""
 PARTS_AT_ONCE = 4
 """Parts in memory while a large blob is written."""
+_CHUNK = 1024 * 1024
 NEW = timedelta(days=1)
 """A blob that is older is stored again when it is used again: an object's time can't be changed otherwise."""
 
@@ -68,11 +69,18 @@ class S3Blobs(BlobStore):
             self.part(_key(named("0" * 64)), 0, 1)
 
     def part(self, key: str, start: int, length: int) -> bytes:
-        """Bytes of an object, at most PART. Raises FileNotFoundError, BlobStoreError."""
+        """Bytes of an object, at most PART. Raises FileNotFoundError, BlobStoreError, DamagedBlobError for more than `length`."""
         import obstore
 
+        found = bytearray()
         with self._reporting():
-            return bytes(obstore.get_range(self._store, key, start=start, length=length))
+            # A stream, not get_range: that keeps all that a server sends, however much was asked for.
+            answer = obstore.get(self._store, key, options={"range": (start, start + length)})
+            for chunk in answer.stream(min_chunk_size=_CHUNK):
+                found += chunk
+                if len(found) > length:
+                    raise DamagedBlobError(f"{self.place} sends more of {key} than the {length} bytes asked for")
+        return bytes(found)
 
     def _head(self, key: str) -> tuple[int, datetime]:
         """Size and time of an object. Raises FileNotFoundError, BlobStoreError."""
