@@ -43,8 +43,8 @@ class Models(Protocol):
     """A way to models for an evaluator. Its calls are recorded as `judge`, and are never trained (protocol 36)."""
 
     def access(self, limits: Limits) -> ModelAccess:
-        """The proxy, a new key for at most `limits`, and the name of the task's model. The key must not reach the sandbox. Raises
-        NotReadyError if this worker knows no proxy."""
+        """The proxy, a new key, and the name of the task's model. The key must not reach the sandbox. Call this once for each evaluator:
+        together, all keys of an evaluation allow the sum of their `limits`. Raises NotReadyError if this worker knows no proxy."""
 
 
 class Artifacts(Protocol):

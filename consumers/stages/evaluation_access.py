@@ -16,12 +16,17 @@ from topics.types.errors import NotReadyError
 
 
 class ClaimModels:
-    """See `consumers.evaluators.base.Models`. A key ends with the evaluation's budget; it is in this process's memory alone."""
+    """See `consumers.evaluators.base.Models`. A key ends with the evaluation's budget; it is in this process's memory alone.
+
+    The proxy counts the calls of all keys of a claim together, so each key's limits are the sum of what all keys so far were granted.
+    """
 
     def __init__(self, settings: Settings, claim: Claim, model_name: str) -> None:
         self._settings = settings
         self._claim = claim
         self._model_name = model_name
+        self._granted = Limits(calls=0, tokens=0, concurrent_calls=0)
+        """Sum over all keys."""
 
     def access(self, limits: Limits) -> ModelAccess:
         ticket, grant = self._claim.ticket, self._claim.grant
@@ -33,6 +38,7 @@ class ClaimModels:
             raise NotReadyError(
                 "the ticket has no claim key: its coordinator is older than judges; upgrade the coordinators"
             )
+        self._granted = _sum(self._granted, limits)
         claims = KeyClaims(
             session_id=ticket.session_id,
             attempt=ticket.attempt,
@@ -41,12 +47,21 @@ class ClaimModels:
             issued_at=issued_at(self._claim.granted_ms),
             namespace=self._settings.namespace,
             mode="eval",
-            limits=limits,
+            limits=self._granted,
             log_partition=(grant.log_partition if grant else None) or 0,
             log_offset=(grant.log_offset if grant else None) or 0,
         )
         key = judge_keys.mint(claims, ticket.claim_key)
         return ModelAccess(self._settings.proxy_url.rstrip("/"), key, self._model_name)
+
+
+def _sum(one: Limits, other: Limits) -> Limits:
+    """Calls at a time are summed as well: the last request of an earlier key may still be under way."""
+    return Limits(
+        calls=None if one.calls is None or other.calls is None else one.calls + other.calls,
+        tokens=None if one.tokens is None or other.tokens is None else one.tokens + other.tokens,
+        concurrent_calls=one.concurrent_calls + other.concurrent_calls,
+    )
 
 
 class RunArtifacts:

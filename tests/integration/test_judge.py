@@ -169,6 +169,14 @@ async def test_its_key_is_limited_and_is_worth_nothing_for_the_run(
     assert call.kind == "judge"
 
 
+async def test_each_judge_of_an_evaluation_has_the_calls_that_its_settings_allow(evaluations: Evaluations) -> None:
+    rated = {"strategy": "consumers.evaluators.judge:Judge", "weight": 0.5}
+    first = rated | {"config": CONFIG | {"retries": 0}, "name": "first"}
+    second = rated | {"config": CONFIG | {"retries": 0, "samples": 3, "temperature": 1}, "name": "second"}
+    verdict = await Composite({"parts": [first, second]}).evaluate(await evaluations.case(GOOD))
+    assert verdict.reward == pytest.approx(0.9)
+
+
 async def test_it_works_as_a_part_of_a_composite_behind_a_gate(evaluations: Evaluations) -> None:
     def composite(test: str) -> Composite:
         gate = {"strategy": "consumers.evaluators.test_on_output:TestOnOutput", "config": {"test_command": test}}
