@@ -51,7 +51,8 @@ class Artifacts(Protocol):
     """What the run left in the blob store."""
 
     async def read(self, name: str) -> bytes | None:
-        """An artifact, like `patch` or `agent_log`; None if the run left none. Raises NotReadyError if this worker's store lacks it."""
+        """An artifact, like `patch` or `agent_log`; None if the run left none. Raises NotReadyError if this worker's store lacks it
+        or doesn't answer."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from consumers.runtimes.base import ModelAccess
+from consumers.stages.budget import Budget
 from consumers.stages.claim_runner import Claim
+from consumers.stages.patient_blobs import WAIT_S, patiently
 from topics.environment import judge_keys
 from topics.environment.blobs import BlobStore, DamagedBlobError
 from topics.environment.keys import KeyClaims, Limits, issued_at
@@ -67,17 +69,23 @@ def _sum(one: Limits, other: Limits) -> Limits:
 class RunArtifacts:
     """See `consumers.evaluators.base.Artifacts`."""
 
-    def __init__(self, blobs: BlobStore, references: Mapping[str, str]) -> None:
+    def __init__(self, blobs: BlobStore, references: Mapping[str, str], budget: Budget) -> None:
+        """`budget`: the evaluation's."""
         self._blobs = blobs
         self._references = references
+        self._budget = budget
 
     async def read(self, name: str) -> bytes | None:
         reference = self._references.get(name)
         if reference is None:
             return None
+        # Time must remain to report that the store didn't answer: the budget's end would be final.
+        within_s = min(WAIT_S, self._budget.remaining_s / 2)
         try:
-            return await asyncio.to_thread(self._blobs.get, reference)
+            return await patiently(partial(self._blobs.get, reference), within_s)
         except (FileNotFoundError, DamagedBlobError) as error:
             raise NotReadyError(
                 f"the artifact {name} can't be read from this worker's blob store ({error}); every host needs the same POLAR_BLOBS"
             ) from None
+        except OSError as error:
+            raise NotReadyError(f"the artifact {name} can't be read now: {error}") from error
