@@ -52,7 +52,7 @@ class Artifacts(Protocol):
 
     async def read(self, name: str) -> bytes | None:
         """An artifact, like `patch` or `agent_log`; None if the run left none. Raises NotReadyError if this worker's store lacks it
-        or doesn't answer."""
+        or doesn't answer, and EvaluationError (`artifact_lost`) if the run left it and the store didn't take it."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
+from consumers.evaluators.base import EvaluationError
 from consumers.runtimes.base import ModelAccess
 from consumers.stages.budget import Budget
 from consumers.stages.claim_runner import Claim
@@ -69,13 +70,18 @@ def _sum(one: Limits, other: Limits) -> Limits:
 class RunArtifacts:
     """See `consumers.evaluators.base.Artifacts`."""
 
-    def __init__(self, blobs: BlobStore, references: Mapping[str, str], budget: Budget) -> None:
-        """`budget`: the evaluation's."""
+    def __init__(self, blobs: BlobStore, references: Mapping[str, str], lost: Collection[str], budget: Budget) -> None:
+        """`lost`: names of artifacts that the blob store didn't take after the run. `budget`: the evaluation's."""
         self._blobs = blobs
         self._references = references
+        self._lost = lost
         self._budget = budget
 
     async def read(self, name: str) -> bytes | None:
+        if name in self._lost:
+            raise EvaluationError(
+                "artifact_lost", f"the blob store didn't take the run's artifact {name}, so it can't be evaluated"
+            )
         reference = self._references.get(name)
         if reference is None:
             return None

@@ -93,7 +93,7 @@ class Evaluations:
         claim = Claim(Ticket("t.0", 0, 1, Stage.EVALUATE, 60.0, body=b"{}", ticket_id="1.1", claim_key=self._claim_key))
         claim.grant, claim.granted_ms = Grant("t.0", 1, claim.id), int(time.time() * 1000) + 1000
         self.models = ClaimModels(self._settings, claim, "m")
-        artifacts = RunArtifacts(blobs, {"patch": blobs.put(patch).ref}, Budget(60.0, lambda: True))
+        artifacts = RunArtifacts(blobs, {"patch": blobs.put(patch).ref}, (), Budget(60.0, lambda: True))
         return Case(runtime, "t.0", Status.COMPLETED, 0, None, {}, 60.0, "Mend it.", self.models, artifacts)
 
     def key(self) -> str:

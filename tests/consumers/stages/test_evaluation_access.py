@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from consumers.evaluators.base import EvaluationError
 from consumers.stages.budget import Budget
 from consumers.stages.claim_runner import Claim
 from consumers.stages.evaluation_access import ClaimModels, RunArtifacts
@@ -57,13 +58,13 @@ def a_budget(seconds: float) -> Budget:
 
 async def test_what_the_run_left_is_read_and_what_it_did_not_leave_is_none(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path)
-    left = RunArtifacts(blobs, {"patch": blobs.put(b"+ mended").ref}, a_budget(60.0))
+    left = RunArtifacts(blobs, {"patch": blobs.put(b"+ mended").ref}, (), a_budget(60.0))
     assert (await left.read("patch"), await left.read("agent_log")) == (b"+ mended", None)
 
 
 async def test_an_artifact_that_this_store_lacks_is_tried_again(tmp_path: Path) -> None:
     with pytest.raises(NotReadyError, match="every host needs the same POLAR_BLOBS"):
-        await RunArtifacts(FolderBlobs(tmp_path), {"patch": REFERENCE}, a_budget(60.0)).read("patch")
+        await RunArtifacts(FolderBlobs(tmp_path), {"patch": REFERENCE}, (), a_budget(60.0)).read("patch")
 
 
 async def test_a_store_that_does_not_answer_is_tried_again_before_the_budget_ends(
@@ -74,5 +75,13 @@ async def test_a_store_that_does_not_answer_is_tried_again_before_the_budget_end
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     nobody = S3Blobs(S3Address("nowhere", ""))
-    with pytest.raises(NotReadyError, match="the artifact patch can't be read now: .*POLAR_BLOBS"):
-        await RunArtifacts(nobody, {"patch": REFERENCE}, a_budget(1.0)).read("patch")
+    with pytest.raises(NotReadyError, match=r"the artifact patch can't be read now: .*POLAR_BLOBS"):
+        await RunArtifacts(nobody, {"patch": REFERENCE}, (), a_budget(1.0)).read("patch")
+
+
+async def test_an_artifact_that_was_lost_is_not_one_that_the_run_did_not_leave(tmp_path: Path) -> None:
+    left = RunArtifacts(FolderBlobs(tmp_path), {}, ["patch"], a_budget(60.0))
+    with pytest.raises(EvaluationError, match="the run's artifact patch") as error:
+        await left.read("patch")
+    assert (error.value.code, error.value.is_infra) == ("artifact_lost", False)
+    assert await left.read("agent_log") is None
