@@ -22,7 +22,7 @@ from proxy.session.claim_state import ClaimState
 from proxy.session.limits import admit
 from proxy.session.repeats import content_digest, is_retry
 from proxy.session.reply import SharedCalls
-from topics.environment.keys import KeyClaims
+from topics.environment.keys import KeyClaims, Limits
 from topics.types.completion import Sampling
 
 SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in ("truncated", "grammar"))
@@ -43,11 +43,13 @@ class Intake:
         request: ChatRequest,
         headers: Mapping[str, str],
         *,
+        limits: Limits,
         size: int,
         received_at: float,
     ) -> SharedCalls:
         """The calls that answer a request of `size` bytes: started now, or those of a request that it repeats.
 
+        `limits` are those of the key that the request brings: a claim may have several keys (protocol 36).
         Raises RefusalError for what the claim may not have.
         """
         lineage = lineage_of(headers)
@@ -59,7 +61,7 @@ class Intake:
         if shared is not None:
             self._metrics.repeated.inc()
             return shared
-        admit(claim.key.limits, claim.usage, len(claim.in_flight), request.choices)
+        admit(limits, claim.usage, len(claim.in_flight), request.choices)
         first_id = dialect.id_prefix + os.urandom(16).hex()
         kind = kind_of(request, lineage) if claim.key.kind is None else Kind(claim.key.kind, "key")
         specs = [

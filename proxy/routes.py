@@ -140,7 +140,13 @@ class ModelApi:
 
         def serve(claim: ClaimState) -> SharedCalls:
             return self._intake.calls_for(
-                dialect, claim, chat, request.headers, size=len(wire.body), received_at=received_at
+                dialect,
+                claim,
+                chat,
+                request.headers,
+                limits=key.limits,
+                size=len(wire.body),
+                received_at=received_at,
             )
 
         def send(peer: Peer) -> Awaitable[bytes]:

@@ -72,6 +72,8 @@ class RunFinished(msgspec.Struct, frozen=True, tag="run_finished", omit_defaults
     error: SessionError | None = None
     artifacts: dict[str, str] | None = None
     duration_ms: int = 0
+    lost_artifacts: list[str] | None = None
+    """Names of artifacts that the blob store didn't take. None: it took all, or the worker is older than this field."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated", omit_defaults=True):

@@ -40,6 +40,8 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket", omit_defaults=True):
     """Part of the ids of this ticket's claims; None if the coordinator is older than claim keys."""
     claim_key: bytes | None = None
     """Signs the facts about this ticket's claims (`topics/environment/claim_keys.py`). Set together with `ticket_id`."""
+    lost_artifacts: list[str] | None = None
+    """Evaluate: names of the run's artifacts that the blob store didn't take; None: none that a worker reported."""
 
 
 CODEC: Codec[Ticket] = Codec(Ticket)

@@ -90,6 +90,7 @@ class CommandSender:
             exit_code=session.exit_code,
             error=session.error,
             artifacts=session.artifacts,
+            lost_artifacts=session.lost_artifacts,
             ticket_id=name,
             claim_key=self._claim_keys.key(session.session_id, session.attempt, command.stage, name),
         )

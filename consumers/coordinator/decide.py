@@ -89,7 +89,12 @@ def _run_finished(table: Table, session: SessionState, fact: events.RunFinished,
     if fact.claim_id != session.claim_id:
         return Decision(skipped="stale_claim")
     close = (CloseKey(session.session_id, fact.claim_id),)
-    timed = replace(session, accounting=replace(session.accounting, run_ms=fact.duration_ms), artifacts=fact.artifacts)
+    timed = replace(
+        session,
+        accounting=replace(session.accounting, run_ms=fact.duration_ms),
+        artifacts=fact.artifacts,
+        lost_artifacts=fact.lost_artifacts,
+    )
     if fact.error is not None and fact.error.kind in (Kind.INFRA, Kind.INPUT):
         decision = endings.attempt_failed(table, timed, fact.error, now)
         return Decision(sessions=decision.sessions, records=decision.records, commands=close + decision.commands)

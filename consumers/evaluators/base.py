@@ -43,15 +43,16 @@ class Models(Protocol):
     """A way to models for an evaluator. Its calls are recorded as `judge`, and are never trained (protocol 36)."""
 
     def access(self, limits: Limits) -> ModelAccess:
-        """The proxy, a new key for at most `limits`, and the name of the task's model. The key must not reach the sandbox. Raises
-        NotReadyError if this worker knows no proxy."""
+        """The proxy, a new key, and the name of the task's model. The key must not reach the sandbox. Call this once for each evaluator:
+        together, all keys of an evaluation allow the sum of their `limits`. Raises NotReadyError if this worker knows no proxy."""
 
 
 class Artifacts(Protocol):
     """What the run left in the blob store."""
 
     async def read(self, name: str) -> bytes | None:
-        """An artifact, like `patch` or `agent_log`; None if the run left none. Raises NotReadyError if this worker's store lacks it."""
+        """An artifact, like `patch` or `agent_log`; None if the run left none. Raises NotReadyError if this worker's store lacks it
+        or doesn't answer, and EvaluationError (`artifact_lost`) if the run left it and the store didn't take it."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ The rubric is the system message; the run's texts follow in one user message (`j
 with token ids like all others, and no builder trains them (protocol 36). The key never enters the sandbox.
 
 No reward is invented. An answer that can't be read is asked for again, within `retries`; if it stays so, there is no reward
-(`judge_unreadable`), nor if the engine refuses the request with short texts as well (`judge_refused`). An engine or a proxy that fails is a
-failure of the machine's (`judge_unreachable`): the evaluation is tried three times in all.
+(`judge_unreadable`), nor if the engine refuses the request with short texts as well (`judge_refused`), or the key's limits are reached
+(`judge_spent`). An engine or a proxy that fails is a failure of the machine's (`judge_unreachable`): the evaluation is tried three times.
 
 A judge can be talked into things by what the agent wrote. `composite` puts gates of tests beside it.
 """
@@ -136,6 +136,9 @@ class Judge:
                     raise EvaluationError("judge_refused", message, {ANSWERS: _listed(answers, unreadable)}) from None
                 body = self._body(wanted.model or access.model_name, judge_evidence.written(parts, limit))
                 continue
+            except judge_call.SpentError as error:
+                message = f"the judge may make no further call: {error}"
+                raise EvaluationError("judge_spent", message, {ANSWERS: _listed(answers, unreadable)}) from None
             except judge_call.UnansweredError as error:
                 failure = str(error)
             tried += 1

@@ -17,6 +17,8 @@ from topics.environment import http_json
 
 REFUSED = (400, 404, 413, 422)
 """Statuses of a request that is at fault itself: too long for the model, or with a schema that its engine doesn't know."""
+SPENT = 403
+"""Status of a request beyond the key's limits."""
 SHOWN = 500
 """Characters of an error that a message repeats."""
 
@@ -25,12 +27,16 @@ class RefusedError(Exception):
     """The request was refused, and would be again; the message says why."""
 
 
+class SpentError(Exception):
+    """The key allows no further call; the message says which limit is reached."""
+
+
 class UnansweredError(Exception):
     """There is no answer, and another try may help; the message says why."""
 
 
 async def choices(access: ModelAccess, body: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-    """The answer's choices, at least one, as they came. Raises UnansweredError and RefusedError."""
+    """The answer's choices, at least one, as they came. Raises UnansweredError, RefusedError and SpentError."""
     url = f"{access.proxy_url}/v1/chat/completions"
     try:
         answer = await _in_thread(partial(http_json.send, url, body, token=access.key, timeout_s=timeout_s), timeout_s)
@@ -45,6 +51,8 @@ async def choices(access: ModelAccess, body: Mapping[str, Any], timeout_s: float
         return found
     if answer.status in REFUSED:
         raise RefusedError(f"status {answer.status}: {_message(said)}")
+    if answer.status == SPENT:
+        raise SpentError(f"status {answer.status}: {_message(said)}")
     raise UnansweredError(f"status {answer.status}: {_message(said)}")
 
 

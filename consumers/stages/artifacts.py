@@ -2,8 +2,9 @@
 
 The run gives `agent_log`, `agent_transcript` and `patch`, the evaluation `evaluation_output` or
 `evaluator_traceback`; a harness or an evaluator may add more.
-Invariant: no session key stands in an artifact. An artifact never fails a session: one that can't be stored is logged and left out,
-if a bucket doesn't answer after a wait.
+Invariant: no session key stands in an artifact. An artifact never fails a run: one that can't be stored is logged and left out,
+if a bucket doesn't answer after a wait. The run's fact names what was left out, so that no evaluator takes it for something that the run
+didn't leave.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Evaluate:
             budget_s=budget.remaining_s,
             instruction=task.instruction,
             models=ClaimModels(self._context.settings, self._claim, task.agent.model_name),
-            artifacts=RunArtifacts(self._context.blobs, ticket.artifacts or {}),
+            artifacts=RunArtifacts(self._context.blobs, ticket.artifacts or {}, ticket.lost_artifacts or (), budget),
         )
         with _own_failures():
             return checked(await evaluator.evaluate(case))

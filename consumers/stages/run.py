@@ -73,18 +73,20 @@ class Run:
             harness = harness_of(task.agent)
             launch = await budget.within(self._set_up(harness, self._runtime, task, access))
         except BudgetExceededError:
-            return self._fact(None, {})
+            return self._fact(None, {}, [])
         before = await patch.snapshot(self._runtime)
         program = self._program(self._runtime, task, access, harness, launch)
         result = await self._launch(self._runtime, task, program, budget)
-        kept = await self._keep(self._runtime, result, launch, before, budget)
+        found = await self._found(self._runtime, result, launch, before)
+        kept = await artifacts.stored(self._context.blobs, self._claim.id, found, budget.remaining_s)
+        lost = [name for name in found if name not in kept]
         failure = None if result.exceeded else await model_failure(access.proxy_url, access.key, result.exit_code)
         if failure is not None:
             error = SessionError(Stage.RUN.value, Kind.INFRA, "model_failed", failure, retryable=True)
             return self._claim.fact(
                 status=Status.FAILED, exit_code=result.exit_code, error=error, artifacts=kept or None
             )
-        return self._fact(result.exit_code, kept, redacted(result.output_end)[-OUTPUT_LIMIT:], result.exceeded)
+        return self._fact(result.exit_code, kept, lost, redacted(result.output_end)[-OUTPUT_LIMIT:], result.exceeded)
 
     async def tidy(self, fact: StageFact | None) -> None:
         """Remove the runtime after a run that won't be evaluated. A run without a result was revoked: its session may need the runtime."""
@@ -152,10 +154,10 @@ class Run:
                     raise
                 raise InputError("agent.custom_shell.cwd", program.cwd, error.reason) from error
 
-    async def _keep(
-        self, runtime: Runtime, result: ExecResult, launch: Launch, before: patch.Snapshot | None, budget: Budget
-    ) -> dict[str, str]:
-        """Blob references of the log, of the files that the harness keeps and of the patch, by artifact name."""
+    async def _found(
+        self, runtime: Runtime, result: ExecResult, launch: Launch, before: patch.Snapshot | None
+    ) -> dict[str, bytes]:
+        """The log, the files that the harness keeps and the patch, by artifact name."""
         found = {artifacts.AGENT_LOG: await asyncio.to_thread(result.output)}
         for name, path in launch.keep.items():
             try:
@@ -169,9 +171,11 @@ class Run:
                 )
         if before and (changed := await patch.changes(runtime, before)):
             found[artifacts.PATCH] = changed
-        return await artifacts.stored(self._context.blobs, self._claim.id, found, budget.remaining_s)
+        return found
 
-    def _fact(self, exit_code: int | None, kept: dict[str, str], output: str = "", exceeded: str = "") -> StageFact:
+    def _fact(
+        self, exit_code: int | None, kept: dict[str, str], lost: list[str], output: str = "", exceeded: str = ""
+    ) -> StageFact:
         """`exit_code` None: the run's budget was used up, or a limit of its sandbox was `exceeded`. `output`: the end of the harness's
         output, as part of a sentence."""
         status, error = Status.COMPLETED, None
@@ -184,4 +188,6 @@ class Run:
         elif exit_code != 0:
             message = f"the harness ended with exit code {exit_code} (artifact {artifacts.AGENT_LOG}); {output}"
             status, error = Status.FAILED, SessionError(Stage.RUN.value, Kind.AGENT, "exit_code", message)
-        return self._claim.fact(status=status, exit_code=exit_code, error=error, artifacts=kept or None)
+        return self._claim.fact(
+            status=status, exit_code=exit_code, error=error, artifacts=kept or None, lost_artifacts=lost or None
+        )

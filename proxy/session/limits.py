@@ -1,6 +1,7 @@
 """The limits of a session's key: calls, sampled tokens, and calls at a time.
 
-Answers on the log count, whichever proxy wrote them and whether or not the harness received them. How many tokens a call will sample is
+Answers on the log count, whichever proxy wrote them and whether or not the harness received them. If a claim has several keys, the calls
+of all of them count for each. How many tokens a call will sample is
 unknown when it starts, so the last call may exceed the limit.
 """
 

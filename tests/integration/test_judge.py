@@ -19,6 +19,7 @@ from consumers.evaluators.composite import Composite
 from consumers.evaluators.judge import Judge
 from consumers.runtimes.base import Labels
 from consumers.runtimes.process import ProcessBackend
+from consumers.stages.budget import Budget
 from consumers.stages.claim_runner import Claim
 from consumers.stages.evaluation_access import ClaimModels, RunArtifacts
 from polar.scripted.app import running
@@ -92,7 +93,7 @@ class Evaluations:
         claim = Claim(Ticket("t.0", 0, 1, Stage.EVALUATE, 60.0, body=b"{}", ticket_id="1.1", claim_key=self._claim_key))
         claim.grant, claim.granted_ms = Grant("t.0", 1, claim.id), int(time.time() * 1000) + 1000
         self.models = ClaimModels(self._settings, claim, "m")
-        artifacts = RunArtifacts(blobs, {"patch": blobs.put(patch).ref})
+        artifacts = RunArtifacts(blobs, {"patch": blobs.put(patch).ref}, (), Budget(60.0, lambda: True))
         return Case(runtime, "t.0", Status.COMPLETED, 0, None, {}, 60.0, "Mend it.", self.models, artifacts)
 
     def key(self) -> str:
@@ -167,6 +168,14 @@ async def test_its_key_is_limited_and_is_worth_nothing_for_the_run(
             await holder.chat.completions.create(model="m", messages=[{"role": "user", "content": "two"}])
     [call] = await bench.calls(1)
     assert call.kind == "judge"
+
+
+async def test_each_judge_of_an_evaluation_has_the_calls_that_its_settings_allow(evaluations: Evaluations) -> None:
+    rated = {"strategy": "consumers.evaluators.judge:Judge", "weight": 0.5}
+    first = rated | {"config": CONFIG | {"retries": 0}, "name": "first"}
+    second = rated | {"config": CONFIG | {"retries": 0, "samples": 3, "temperature": 1}, "name": "second"}
+    verdict = await Composite({"parts": [first, second]}).evaluate(await evaluations.case(GOOD))
+    assert verdict.reward == pytest.approx(0.9)
 
 
 async def test_it_works_as_a_part_of_a_composite_behind_a_gate(evaluations: Evaluations) -> None:

@@ -135,6 +135,8 @@ class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_de
     """What that runtime doesn't enforce; None: nobody reported it."""
     paused_ms: int = 0
     """Total of the partition's pauses when the run began; later pauses don't count against the run's deadline (protocol 18)."""
+    lost_artifacts: list[str] | None = None
+    """Names of the run's artifacts that the blob store didn't take; None: none that a worker reported."""
 
 
 class TaskState(msgspec.Struct, frozen=True, gc=False, tag="task", omit_defaults=True):

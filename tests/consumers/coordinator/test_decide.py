@@ -79,6 +79,17 @@ def test_a_row_tells_what_the_runtime_of_its_attempt_does_not_enforce() -> None:
     assert (bench.session().attempt, bench.session().backend, bench.session().unenforced) == (2, None, None)
 
 
+def test_what_was_lost_of_a_run_stays_known_until_its_evaluation() -> None:
+    bench = Bench()
+    bench.give(submitted())
+    bench.run()
+    bench.give(events.RunFinished("f", "t.0", 1, "r1", Status.COMPLETED, 0, lost_artifacts=["patch"]))
+    assert bench.session().lost_artifacts == ["patch"]
+    bench.assign(Stage.EVALUATE)
+    bench.claim(Stage.EVALUATE, "e1")
+    assert bench.session().lost_artifacts == ["patch"]
+
+
 def test_a_build_holds_the_results_of_run_and_evaluation_and_is_repeated_after_a_minute() -> None:
     bench = Bench()
     late = SessionError("run", Kind.BUDGET, "timeout", "over")

@@ -124,6 +124,12 @@ def test_bad_settings_are_refused_by_name(config: dict[str, Any], field: str) ->
     assert error.value.field == f"evaluator.config.{field}"
 
 
+def test_a_proxy_that_allows_no_further_call_is_asked_once_and_is_no_failure_of_the_machine() -> None:
+    error = failed(403, retries=2)
+    assert (error.code, error.is_infra) == ("judge_spent", False)
+    assert "status 403" in str(error)
+
+
 @pytest.mark.parametrize(("answer", "reward"), [(10, 1.0), (0, 0.0), (7, 0.7)])
 def test_a_number_is_worth_its_place_on_the_scale(answer: int, reward: float) -> None:
     verdict, [(path, authorization, body)] = judged([said(answer, "it works")])

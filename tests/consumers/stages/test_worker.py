@@ -179,6 +179,15 @@ async def test_what_a_run_changed_is_kept_also_of_one_that_overran_and_no_key_is
     assert (lines[0], lines[-1]) == ("diff --git a/made.txt b/made.txt\n", f"+{said}")
 
 
+async def test_what_the_store_does_not_take_of_a_run_is_named_as_lost(settings: Settings, worker: Coordinator) -> None:
+    folder = settings.data / "blobs"
+    task = shell("lossy", f"rm -rf {folder}; touch {folder}")
+    runtime = await worker.initialised(task)
+    await worker.granted(ticket(task, RUN, runtime=runtime))
+    ran = await worker.fact(RunFinished, "lossy.0")
+    assert (ran.status, ran.artifacts, ran.lost_artifacts) == (Status.COMPLETED, None, ["agent_log"])
+
+
 # --- claims
 
 

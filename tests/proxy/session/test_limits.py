@@ -143,6 +143,13 @@ async def test_each_choice_is_a_call(ask: Ask, bench: Bench) -> None:
     assert (await ask(key))[0] == 200
 
 
+async def test_each_key_of_a_claim_has_its_own_limits_and_counts_the_calls_of_all(ask: Ask, bench: Bench) -> None:
+    first, second = bench.key(limits=Limits(calls=1)), bench.key(limits=Limits(calls=3))
+    assert [(await ask(first))[0] for _ in range(2)] == [200, 403]
+    assert [(await ask(second))[0] for _ in range(3)] == [200, 200, 403]
+    assert (await ask(first))[0] == 403
+
+
 async def test_what_was_spent_is_known_to_the_next_owner(ask: Ask, bench: Bench, engine_url: str) -> None:
     lies: dict[str, Any] = await bench.open()
     key = bench.key(issued_at=int(time.time()) - 60, limits=Limits(calls=2, tokens=10_000), **lies)
