@@ -130,7 +130,7 @@ class _NoAliases(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(problem="aliases aren't read; write the value out", problem_mark=mark)
         return super().compose_node(parent, index)
 

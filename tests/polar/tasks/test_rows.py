@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.tasks import rows, task_sets
+from polar.tasks.harbor_folder import CONFIG_LIMIT
 from polar.tasks.row_rules import RowFormat, recognised
 from polar.tasks.task_sets import Condition
 from tests.polar.cli.commands import polar
@@ -114,7 +115,7 @@ ALIASES = "a: &a [x]\n" + "".join(
     ("text", "reason"),
     [
         (ALIASES, "aliases aren't read"),
-        ("a: 0\n" + "#" * rows.CONFIG_LIMIT, f"at most {rows.CONFIG_LIMIT} bytes"),
+        ("a: 0\n" + "#" * CONFIG_LIMIT, f"at most {CONFIG_LIMIT} bytes"),
         ("[" * 1000, "not YAML"),
     ],
     ids=["aliases", "long", "deep"],

@@ -252,7 +252,7 @@ HOSTILE = {
 
 PARSERS = {read: form for form, read in {**SWEBENCH_FORMS, **FORMS}.items()}.values()
 """A name of each parser."""
-PIECES = [
+REPEATED = [
     *("FAILED[", "FAILED [", "FAILED ", "PASSED [", "PASSED (", "FAILED[]", "SKIPPED [1", "a[/", "a:1", "\x1b[1", "[1"),
     *("--- PASS: (", "--- PASS: a (1", "test a ... ", "test  ", "ok 1 - # ", "ok ", "# skip", " - ", " ... ", "::", "_ a.py:"),
     *(" ✓ a (5 ms", "PASS  ", " FAIL a [ a ]", " ❯ a 5ms (retry x1", "f (a.", "FAIL: ", "short test summary info", '{"a":', "(", "[", "  "),
@@ -270,7 +270,7 @@ def test_hostile_output_is_read_in_linear_time(form: str, hostile: str) -> None:
 @pytest.mark.parametrize("form", PARSERS)
 def test_a_line_of_one_piece_is_read_in_linear_time(form: str) -> None:
     """A second is fifty times what one takes; quadratic time would be several."""
-    for piece in PIECES:
+    for piece in REPEATED:
         began = time.process_time()
         statuses(piece * (400_000 // len(piece)), (), form)
         assert time.process_time() - began < 1, piece

@@ -277,8 +277,9 @@ async def test_where_its_groups_are_not_seen_a_cell_is_ended_by_its_marks(
     with pytest.raises(SandboxError):
         await running
     assert programs(living()) == []
-    for group in groups_named(claim):
-        await eventually(lambda group=group: not (group / "cgroup.procs").read_text())
+    groups = groups_named(claim)
+    await eventually(lambda: not any((group / "cgroup.procs").read_text() for group in groups))
+    for group in groups:
         group.rmdir()
 
 
