@@ -453,7 +453,12 @@ async def test_an_evaluator_that_cannot_judge_gives_no_reward(
 async def test_half_of_a_surrogate_pair_in_a_reason_costs_no_reward(worker: Coordinator) -> None:
     """It stands in a test's name, which JSON may hold and no log can."""
     event = '{"Action":"fail","Test":"half \\ud800"}'
-    config = {"test_command": f"echo '{event}'; exit 1", "parser": "go"}
+    config = {
+        "test_command": f"echo '{event}'; exit 1",
+        "parser": "go",
+        "expected_output_json": {"TestOther": "PASSED"},
+        "exact": True,
+    }
     fact = await worker.evaluated(shell("half", "true", evaluator={"strategy": "test_on_output", "config": config}))
     assert (fact.reward, fact.error) == (0.0, None)
     assert "half ?" in (fact.reason or "")
