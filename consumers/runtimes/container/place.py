@@ -216,18 +216,17 @@ async def _greet(
     """Give the keeper its socket; its answer."""
     loop = asyncio.get_running_loop()
     end = loop.time() + START_S
-    while True:
-        try:
-            async with asyncio.timeout(LOOK_S):
-                line, _ = await loop.sock_accept(first)
-            break
-        except TimeoutError:
+    # One accept for all looks: a cancelled one can lose the connection that it has just taken.
+    accepting = asyncio.ensure_future(loop.sock_accept(first))
+    try:
+        while not (await asyncio.wait({accepting}, timeout=LOOK_S))[0]:
             if await engine.call(lambda _: _is_over(container)) or loop.time() > end:
                 logs = await engine.call(lambda _: container.logs(tail=20))
                 said = logs.decode(errors="replace")[-_LOG_END:]
-                raise SandboxError(
-                    "not_made", f"the container of {plan.name} doesn't answer; it says: {said}"
-                ) from None
+                raise SandboxError("not_made", f"the container of {plan.name} doesn't answer; it says: {said}")
+        line, _ = accepting.result()
+    finally:
+        accepting.cancel()
     with line:
         socket.send_fds(line, [json.dumps({"folders": plan.folders}).encode()], [kept.fileno()])
         data = b""

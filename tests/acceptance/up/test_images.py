@@ -89,6 +89,7 @@ def test_a_real_harness_works_in_an_image(up: Up) -> None:
 
 
 @pytest.mark.hard
+@pytest.mark.timeout(900)  # it may be the first that waits for the system
 def test_one_preparation_serves_two_hundred_sessions_without_a_network(up: Up) -> None:
     """Each session shows the stamp that the preparation left, and finds no way out: equal logs are equal blobs."""
     (host, _, port) = up.addresses["POLAR_KAFKA"].rpartition(":")
