@@ -12,6 +12,7 @@ import pytest
 
 from tests.acceptance.up.conftest import IMAGE
 from tests.acceptance.up.running import COMMAND_S, POLAR, Up, environment
+from tests.waiting import until
 
 TEMPLATE = "agent: {{harness: shell, custom_shell: {{command: '{command}'}}}}\nruntime: {{verifier_sees: {seen}}}\n"
 TASK_TOML = f"""\
@@ -115,7 +116,14 @@ def test_one_preparation_serves_two_hundred_sessions_without_a_network(up: Up) -
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
     rows = trajectories(up, "prepared-once")
     assert Counter(row["status"] for row in rows) == {"COMPLETED": 200}
-    logs = {row["artifacts"]["agent_log"] for row in rows}  # type: ignore[index]
-    assert len(logs) == 1, "one stamp, so one preparation"
-    shown = up.polar("show", "prepared-once.0", "--format", "json")
-    assert "alone" in shown.stdout, shown.stdout
+    question = (
+        "SELECT count(*), count(DISTINCT artifacts['agent_log']) FROM trajectories WHERE task_id = 'prepared-once'"
+    )
+
+    def answer() -> str:
+        return up.polar("sql", question, "--format", "csv").stdout.splitlines()[-1]
+
+    until(lambda: answer().startswith("200,"), 60.0)
+    assert answer() == "200,1", "one stamp, so one preparation"
+    shown = up.polar("show", "prepared-once.0", "--artifact", "agent_log")
+    assert shown.stdout.splitlines()[1:] == ["alone"], shown.stdout
