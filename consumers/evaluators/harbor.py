@@ -44,7 +44,7 @@ class TaskSettings(msgspec.Struct, frozen=True):
     reward: Annotated[str, msgspec.Meta(min_length=1)] = REWARD
     """The name of the reward among the numbers of `reward.json`."""
     without_reward: Result = "null"
-    """What tests without a reward give: no reward, as in Harbor, or 0.0."""
+    """The reward of tests that leave none: `null` for no reward, as in Harbor, or `zero` for 0.0."""
 
 
 class Harbor:

@@ -57,7 +57,7 @@ class TaskSettings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
     rubric: Annotated[str, Meta(min_length=1, max_length=32_768)]
-    """What is good and what is bad: the rules that the model rates by."""
+    """The rules by which the model rates: for each rating, how good work must be."""
     model: Annotated[str, Meta(min_length=1)] | None = None
     """A model that the proxy serves, as its settings name it. null: the task's `agent.model_name`."""
     sees: tuple[Literal["instruction", "patch", "output", "transcript"], ...] = ("instruction", "patch", "output")
@@ -76,7 +76,7 @@ class TaskSettings(msgspec.Struct, frozen=True):
     combine: Literal["median", "mean"] = "median"
     """How the rewards of several answers become one."""
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
-    """Of the model's sampling."""
+    """Temperature at which the model answers."""
     max_tokens: Annotated[int, Meta(ge=16, le=65_536)] = 2048
     """Sampled tokens of one answer, with the thoughts of a model that thinks first."""
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 120.0

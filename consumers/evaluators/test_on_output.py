@@ -103,7 +103,7 @@ class TaskSettings(msgspec.Struct, frozen=True):
     exact: bool = False
     """`true`: a test that isn't in `expected_output_json` makes the reward 0.0."""
     parser: str = parsers.PYTEST
-    """The form of the output: `pytest`, `unittest`, `go`, `cargo`, `jest`, `vitest` or `tap` (docs/evaluators.md, Parsers); not with
+    """The form of the output: `pytest`, `unittest`, `go`, `cargo`, `jest`, `vitest`, `tap` or `r2e` (docs/evaluators.md, Parsers); not with
     `report`."""
     report: str | None = None
     """A file name. The command must write a JUnit XML report of that name to the path `{report}`, which is also in the variable

