@@ -51,8 +51,11 @@ def connected(connect: Connect) -> Connect:
                 _suspects.add(_address(connection))
                 raise TimeoutError
             return await made
-        finally:
-            made.cancel()
+        except BaseException:
+            # A cancellation may come when the connection is already made, and nobody else has it yet.
+            if not made.cancel():
+                connection.close()
+            raise
 
     return connect_watched
 
@@ -84,11 +87,19 @@ def _watch(connection: Any, answer: asyncio.Future[Any]) -> None:
 
     def end(_: asyncio.Future[Any]) -> None:
         look_later.cancel()
-        if not answer.cancelled() and answer.exception() is None:
+        if answer.cancelled():
+            _close_if_unowned(connection)
+        elif answer.exception() is None:
             _suspects.discard(_address(connection))
 
     look_later = asyncio.get_running_loop().call_later(_patience_s(connection), look, _traffic(connection))
     answer.add_done_callback(end)
+
+
+def _close_if_unowned(connection: Any) -> None:
+    """Close a connection that no client keeps: aiokafka 0.14 drops the one of a cancelled bootstrap. A client's own report their close."""
+    if connection._on_close_cb is None:
+        connection.close()
 
 
 def _traffic(connection: Any) -> tuple[float, int, int]:

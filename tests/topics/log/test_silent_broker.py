@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
-from aiokafka.conn import create_conn
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection, create_conn
 
 from topics.log import kafka, silent_broker
 
@@ -16,6 +17,8 @@ SHORT_S = 0.4
 LONG_S = 60.0
 ANSWER = struct.pack(">iihi", 10, 1, 0, 0)
 """ApiVersions, version 0: length, correlation id, no error, no entries."""
+WITH_METADATA = struct.pack(">iihihhh", 16, 1, 0, 1, 3, 0, 1)
+"""The same with one entry: Metadata, versions 0 and 1."""
 
 Patience = Callable[[float, float], None]
 Answer = Callable[[asyncio.StreamWriter], Coroutine[None, None, None]]
@@ -57,6 +60,10 @@ async def connect(port: int) -> None:
 
 async def never(_: asyncio.StreamWriter) -> None:
     pass
+
+
+async def at_once(writer: asyncio.StreamWriter) -> None:
+    writer.write(ANSWER)
 
 
 @contextmanager
@@ -122,3 +129,40 @@ async def test_an_answer_on_a_slow_line_is_waited_for(patience: Patience) -> Non
 
     async with broker(slowly) as port:
         await connect(port)
+
+
+async def test_a_connection_that_is_made_when_its_caller_is_cancelled_is_closed() -> None:
+    async with broker(at_once) as port:
+        connection = AIOKafkaConnection("127.0.0.1", port)
+
+        async def made(connection: AIOKafkaConnection) -> None:
+            await connection.connect()
+            caller.cancel()
+
+        caller: asyncio.Future[None] = asyncio.ensure_future(silent_broker.connected(made)(connection))
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert not connection.connected()
+
+
+async def test_the_connection_of_a_cancelled_bootstrap_is_closed() -> None:
+    asked, closed = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
+        writer.write(WITH_METADATA)
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
+        asked.set()
+        assert await reader.read() == b""
+        writer.close()
+        closed.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, asyncio.timeout(10):
+        client = AIOKafkaClient(bootstrap_servers=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        start = asyncio.create_task(client.bootstrap())
+        await asked.wait()
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        await closed.wait()
