@@ -11,8 +11,11 @@ from typing import TypeVar
 
 from topics.environment.archive import ArchiveError, Tree, list_file, list_folder
 from topics.environment.blobs import BlobStore, BlobStoreError
+from topics.types.agent import AgentSpec
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import UPLOADING, AgentFile, AgentSpec, Content, PrepareAction, TaskRequest, UploadedFiles
+from topics.types.runtime import UPLOADING
+from topics.types.task import TaskRequest
+from topics.types.uploads import AgentFile, Content, PrepareAction, UploadedFiles
 
 F = TypeVar("F", bound=UploadedFiles)
 SKILL_FILE = "SKILL.md"

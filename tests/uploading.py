@@ -10,7 +10,8 @@ from consumers.runtimes.upload import Upload
 from polar.uploads import Uploads
 from topics.environment.archive import list_file, list_folder
 from topics.environment.blobs import BlobStore
-from topics.types.task import PrepareAction, TaskRequest, parse
+from topics.types.task import TaskRequest, parse
+from topics.types.uploads import PrepareAction
 
 SHELL = {"harness": "shell", "custom_shell": {"command": "true"}}
 

@@ -12,8 +12,9 @@ from consumers.harnesses.base import Harness
 from consumers.runtimes.base import Exec, Runtime
 from consumers.runtimes.upload import CONTENT, Upload
 from topics.environment.blobs import BlobStore
+from topics.types.agent import AgentSpec
 from topics.types.errors import InputError
-from topics.types.task import AgentFile, AgentSpec
+from topics.types.uploads import AgentFile
 
 COPY_S = 60.0
 """Limit for a copy of text files inside of the sandbox."""

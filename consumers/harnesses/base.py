@@ -15,8 +15,8 @@ import msgspec
 
 from consumers.runtimes.base import ModelAccess, Runtime
 from topics.environment import registry
+from topics.types.agent import AgentSpec
 from topics.types.errors import InputError
-from topics.types.task import AgentSpec
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -38,8 +38,8 @@ from consumers.harnesses.base import S, checked_settings
 from consumers.harnesses.watch import Watch
 from consumers.runtimes.base import Runtime
 from topics.environment import cache
+from topics.types.agent import AgentSpec
 from topics.types.errors import NotReadyError
-from topics.types.task import AgentSpec
 
 INSTALL_S = 840.0
 """Limit for one installation: less than other processes wait for it (`cache.WAIT_S`)."""

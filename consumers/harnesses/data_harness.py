@@ -21,8 +21,8 @@ from consumers.harnesses.settings_file import encoded
 from consumers.harnesses.templates import filled
 from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
+from topics.types.agent import AgentSpec
 from topics.types.mcp import McpServer
-from topics.types.task import AgentSpec
 
 
 class Prepared:

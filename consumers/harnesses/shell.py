@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from consumers.harnesses.base import Launch, NoSettings, checked_settings
 from consumers.runtimes.base import ModelAccess, Runtime
-from topics.types.task import AgentSpec
+from topics.types.agent import AgentSpec
 
 
 class Shell:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from consumers.runtimes.upload import Upload
 from topics.environment.keys import environment
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 Handle = Mapping[str, str]
 """The data with which another worker of the pool attaches. The key `backend` names the backend that reads the other keys."""
@@ -256,7 +256,7 @@ class RuntimeBackend(Protocol):
         """
 
     def unenforced(self, spec: RuntimeSpec) -> list[str]:
-        """The gaps of a runtime with this `spec` on this host: names of its limits (`topics.types.task.LIMITS`), and of UNENFORCED."""
+        """The gaps of a runtime with this `spec` on this host: names of its limits (`topics.types.runtime.LIMITS`), and of UNENFORCED."""
 
     async def labelled(self) -> list[Labelled]:
         """All runtimes of this kind on this host, half-made runtimes included."""

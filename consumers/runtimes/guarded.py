@@ -27,7 +27,7 @@ from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from consumers.runtimes.session_folder import SessionFolders
 from consumers.runtimes.supervisor import GuardOrders
 from topics.types.errors import NotReadyError
-from topics.types.task import Network, RuntimeSpec
+from topics.types.runtime import Network, RuntimeSpec
 
 NAME = "landlock"
 LEAST_ABI = landlock.SINCE[landlock.Guard.PORTS]

@@ -11,7 +11,7 @@ from consumers.runtimes.base import Exec, Runtime, SandboxError, Step
 from consumers.runtimes.upload import CONTENT, Upload
 from topics.environment.blobs import BlobStore
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import PrepareAction
+from topics.types.uploads import PrepareAction
 
 
 class TargetError(InputError):

@@ -36,7 +36,7 @@ from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, SessionF
 from consumers.runtimes.supervisor import GuardOrders
 from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import LIMITS, Network, RuntimeSpec
+from topics.types.runtime import LIMITS, Network, RuntimeSpec
 
 NAME = "process"
 _FOLDERS = ("workspace", "home", "tmp", "logs")

@@ -18,7 +18,7 @@ import structlog
 
 from topics.environment.blobs import BlobStore, BlobStoreError
 from topics.types.errors import NotReadyError
-from topics.types.task import UploadedFiles
+from topics.types.uploads import UploadedFiles
 
 WAIT_S = 15.0
 """Limit for the body of a task, for uploads in addition to a budget, and for artifacts once the budget is used up: three of them, and 15 s

@@ -16,7 +16,7 @@ from topics.environment import blob_store, cache, registry
 from topics.environment.settings import Settings
 from topics.fleet import FleetView
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import Network, RuntimeSpec
+from topics.types.runtime import Network, RuntimeSpec
 
 CONFINED = "cell"
 TRUSTED = ("docker", "landlock", "process")

@@ -18,8 +18,8 @@ from polar.cli.options import Data, TrustTasks, trusting
 from topics.environment import private_files, redaction, settings
 from topics.log import logins
 from topics.types.errors import InputError
+from topics.types.runtime import POOL_NAME
 from topics.types.session import Stage
-from topics.types.task import POOL_NAME
 from topics.waiting.first_done import first_done
 
 POOL = re.compile(POOL_NAME)

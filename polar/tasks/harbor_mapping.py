@@ -35,7 +35,8 @@ from polar.tasks.task_sets import Member
 from polar.tasks.templates import TASK_FOLDER, at, merged, nulls, put, with_sources
 from topics.types import ids
 from topics.types.errors import InputError
-from topics.types.task import UNKEPT, Network, Seen, TaskRequest, parse
+from topics.types.runtime import UNKEPT, Network, Seen
+from topics.types.task import TaskRequest, parse
 
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 EMBEDDED = re.compile(r"\$\{([^}:]+)(?::-([^}]*))?\}")

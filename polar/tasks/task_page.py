@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from topics.contract import docstrings
 from topics.environment import registry
-from topics.types import building, task
+from topics.types import building, runtime, task
 from topics.types.errors import InputError
 
 EXAMPLE = """\
@@ -245,7 +245,7 @@ def _parts(hint: Any) -> list[type]:
 def _runtimes() -> Iterator[str]:
     yield from ("What each `runtime.backend` doesn't keep. A task that sets such a field is refused.", "")
     yield from ("| backend | refused fields of `runtime` |", "|---|---|")
-    for name, fields in task.UNKEPT.items():
+    for name, fields in runtime.UNKEPT.items():
         yield f"| `{name}` | {', '.join(f'`{field}`' for field in fields)} |"
     yield from (
         "",

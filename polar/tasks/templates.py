@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from topics.types.task import UPLOADING
+from topics.types.runtime import UPLOADING
 
 TASK_FOLDER = "{task}/"
 

@@ -13,7 +13,7 @@ from consumers.runtimes.process import ProcessBackend
 from tests.consumers.stages.coordinating import Coordinator, coordinating, settings_for
 from tests.serving import serving
 from topics.environment.settings import Settings
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from consumers.runtimes.images.store import ImageStore
 from tests.consumers.runtimes.images import making
 from tests.consumers.runtimes.images.making import File
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.hard]
 

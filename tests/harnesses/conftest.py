@@ -16,7 +16,7 @@ from tests.consumers.harnesses.conftest import model  # noqa: F401 - a fixture
 from tests.harnesses.outcome import Outcome
 from tests.harnesses.speakers import Speaker
 from topics.environment import registry
-from topics.types.task import AgentSpec
+from topics.types.agent import AgentSpec
 
 COLUMNS = (
     "CLI",

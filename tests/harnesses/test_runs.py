@@ -8,7 +8,7 @@ from tests.consumers.harnesses.specimens import Turn, in_workspace
 from tests.harnesses.conftest import Told
 from tests.harnesses.outcome import assert_captured, assert_one_trace, outcome_of
 from tests.harnesses.speakers import Speaker, those
-from topics.types.task import AgentSpec
+from topics.types.agent import AgentSpec
 
 INSTRUCTION = "Mend the text."
 

@@ -37,8 +37,8 @@ from topics.environment.claim_keys import ClaimKeys, new_claim_id
 from topics.environment.keys import KeyClaims, Limits
 from topics.stages import Ticket
 from topics.types.completion import CallOutcome
+from topics.types.runtime import RuntimeSpec
 from topics.types.session import Stage, Status
-from topics.types.task import RuntimeSpec
 from topics.types.tokens import count
 from topics.waiting.backoff import Backoff
 

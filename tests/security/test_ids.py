@@ -17,8 +17,9 @@ from topics import events
 from topics.environment.blobs import FolderBlobs
 from topics.events import SessionOpenRequested, TaskSubmitted
 from topics.types.errors import InputError
+from topics.types.runtime import RuntimeSpec
 from topics.types.session import Plan
-from topics.types.task import RuntimeSpec, TaskRequest
+from topics.types.task import TaskRequest
 
 STEPS = st.sampled_from(
     ["..", ".", "", "a", "outside", "runtimes", "workspace", "c-1", "é", "a" * 256, "x\n", "~", "$HOME"]

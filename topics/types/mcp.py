@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from topics.types.allowed_hosts import AllowedHost, canonical_host, entry_for
-from topics.types.parts import STRICT, Argument, Environment, is_http_url
+from topics.types.parts import Argument, Environment, Part, is_http_url
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
 """Every CLI makes the names of tools from it, and an API allows 64 characters there."""
@@ -45,10 +45,8 @@ HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|
 HeaderValue = Annotated[str, StringConstraints(pattern=r"^[^\x00\r\n]*$")]
 
 
-class McpServer(BaseModel):
+class McpServer(Part):
     """One server. `command` runs in the sandbox, as the agent; a `url` must be reachable from there."""
-
-    model_config = STRICT
 
     name: Annotated[str, StringConstraints(pattern=NAME)]
     """What the agent's tools are named after."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
 ARGUMENT_LIMIT = 128_000
 """Bytes of one argument or variable, with room for its name: Linux allows 131,072."""
@@ -34,8 +34,10 @@ def is_http_url(value: str) -> bool:
     return is_base and value.isascii() and not any(c.isspace() for c in value)
 
 
-STRICT = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
-"""Of all parts: frozen, and an unknown field is an error that names it.
+class Part(BaseModel):
+    """Base of all parts: frozen, and an unknown field is an error that names it.
 
-Defaults are validated, so a default that is written out and one that is omitted give equal bytes (600 and 600.0).
-"""
+    Defaults are validated, so a default that is written out and one that is omitted give equal bytes (600 and 600.0).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")

@@ -35,7 +35,7 @@ from consumers.runtimes.launch import to_the_end
 from consumers.runtimes.session_folder import CLAIM_MARK, SessionFolders, check_claim_id, kill_marked
 from topics.environment import cache
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import Network, RuntimeSpec, Seen
+from topics.types.runtime import Network, RuntimeSpec, Seen
 
 NAME = "cell"
 CHECK_S = 10.0

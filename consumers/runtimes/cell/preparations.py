@@ -26,7 +26,8 @@ from consumers.runtimes.base import SandboxError
 from consumers.runtimes.cell.view import Folders
 from consumers.runtimes.images.store import Image
 from topics.environment import private_files
-from topics.types.task import LIMITS, PrepareAction, RuntimeSpec
+from topics.types.runtime import LIMITS, RuntimeSpec
+from topics.types.uploads import PrepareAction
 
 T = TypeVar("T")
 log = structlog.get_logger()

@@ -18,7 +18,7 @@ from consumers.runtimes.images import merged
 from consumers.runtimes.images.store import Image
 from consumers.runtimes.images.workspace import KERNELS, workspace_of
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 _HOSTS = {"/etc/hosts": bubblewrap.FILES["/etc/hosts"]}
 _PIPEFAIL = "if (set -o pipefail) 2>/dev/null; then set -o pipefail; fi\n"

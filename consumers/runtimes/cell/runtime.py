@@ -45,7 +45,7 @@ from consumers.runtimes.launch import launch
 from consumers.runtimes.session_folder import CLAIM_MARK, RUNTIME_MARK, kill_marked
 from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError
-from topics.types.task import Network, RuntimeSpec, Seen
+from topics.types.runtime import Network, RuntimeSpec, Seen
 
 _GROUPS = "groups"
 """A file in a session's folder, where no program sees it: the folders of its control groups, one a line."""

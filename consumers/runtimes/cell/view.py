@@ -21,7 +21,7 @@ from pathlib import Path
 from consumers.runtimes.base import SandboxError
 from consumers.runtimes.cell.bubblewrap import Overlay
 from topics.environment import private_files
-from topics.types.task import Network
+from topics.types.runtime import Network
 
 IMAGE_FOLDERS = ("root", "root-work", "workspace-work")
 """Folders of a session with an image, beside those of every cell."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from consumers.runtimes.base import ModelAccess
 from consumers.runtimes.cell.allowlist import allowlist_proxy
 from consumers.runtimes.cell.relay import model_relay
-from topics.types.task import Network, RuntimeSpec
+from topics.types.runtime import Network, RuntimeSpec
 
 MODEL_PORT = 11800
 ALLOWLIST_PORT = 11801

@@ -28,7 +28,7 @@ from consumers.runtimes.container.keeper import FIRST_SOCKET, PLACE
 from consumers.runtimes.container.line import SOCKET, socket_path
 from consumers.runtimes.container.toolbox import Toolbox
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 ROOT_LABEL = "polar.root"
 RUNTIME_LABEL = "polar.runtime"

@@ -42,7 +42,7 @@ from consumers.runtimes.images.workspace import workspace_of
 from consumers.runtimes.session_folder import SessionFolders, check_claim_id
 from topics.environment import cache
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import Network, RuntimeSpec
+from topics.types.runtime import Network, RuntimeSpec
 
 MAIN, RUN, VIEWS = "main", "run", "views"
 """Folders in a session's: of its first container, of the run's if it has another, and of those of evaluations."""

@@ -25,7 +25,7 @@ from consumers.runtimes.container.line import SOCKET, KeeperForks, Line
 from consumers.runtimes.launch import launch
 from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import Network, RuntimeSpec
+from topics.types.runtime import Network, RuntimeSpec
 
 NAME = "docker"
 CHANGED = "changed"

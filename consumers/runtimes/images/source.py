@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from topics.types.errors import InputError
-from topics.types.task import IMAGE_NAME_LIMIT
+from topics.types.runtime import IMAGE_NAME_LIMIT
 
 FIELD = "runtime.image"
 PUBLIC = frozenset(

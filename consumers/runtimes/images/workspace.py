@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from consumers.runtimes.cell.bubblewrap import HOME, TMP, WORKSPACE
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 KERNELS = ("/proc", "/dev", "/run", "/sys")
 """Folders that are the kernel's, or new for each program."""

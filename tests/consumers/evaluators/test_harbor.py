@@ -16,8 +16,8 @@ from consumers.runtimes.cell.backend import CellBackend
 from consumers.runtimes.images.store import ImageStore
 from tests.consumers.runtimes.images import making
 from topics.types.errors import InputError
+from topics.types.runtime import RuntimeSpec, Seen
 from topics.types.session import Status
-from topics.types.task import RuntimeSpec, Seen
 
 pytestmark = pytest.mark.contract
 

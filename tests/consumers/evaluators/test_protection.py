@@ -18,8 +18,8 @@ from consumers.evaluators.base import Case, Verdict
 from consumers.evaluators.test_on_output import TestOnOutput
 from consumers.runtimes.base import Exec, Labels, RuntimeBackend
 from topics.types.errors import InputError
+from topics.types.runtime import RuntimeSpec
 from topics.types.session import Status
-from topics.types.task import RuntimeSpec
 
 Files = Mapping[str, str | bytes]
 

@@ -27,7 +27,7 @@ from consumers.runtimes.process import ProcessRuntime
 from tests.uploading import upload_of
 from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 pytestmark = pytest.mark.contract
 

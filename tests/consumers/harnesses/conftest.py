@@ -23,7 +23,7 @@ from polar.scripted.record import Record
 from polar.scripted.scripts import Script
 from tests.proxy.conftest import Bench, benched, proxied
 from topics.environment.blobs import BlobStore
-from topics.types.task import AgentSpec
+from topics.types.agent import AgentSpec
 
 KEY = "sk-polar-not-a-real-key"
 MODEL = "some/model:free"

@@ -13,8 +13,9 @@ from consumers.harnesses.base import harness_of
 from consumers.runtimes.process import ProcessRuntime
 from polar.uploads import Uploads
 from topics.environment.blobs import BlobStore, FolderBlobs
+from topics.types.agent import AgentSpec
 from topics.types.errors import InputError
-from topics.types.task import AgentSpec, TaskRequest
+from topics.types.task import TaskRequest
 
 pytestmark = pytest.mark.contract  # a copy inside of the sandbox is a program
 

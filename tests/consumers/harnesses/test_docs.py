@@ -20,8 +20,9 @@ from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.harnesses.conftest import KEY, MODEL, access_to, set_up, transcript_of
 from topics.environment import registry
 from topics.environment.blobs import FolderBlobs
+from topics.types.agent import AgentSpec
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import AgentSpec, TaskRequest, parse
+from topics.types.task import TaskRequest, parse
 
 NAMES = registry.names(registry.Kind.HARNESS)
 

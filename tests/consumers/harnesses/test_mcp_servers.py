@@ -14,7 +14,7 @@ from consumers.harnesses.base import harness_of
 from consumers.harnesses.settings_file import toml_text
 from consumers.runtimes.base import Runtime
 from tests.consumers.harnesses.conftest import access_to
-from topics.types.task import AgentSpec
+from topics.types.agent import AgentSpec
 
 HARD = 'a "b" \\ $HOME é 🦓 \n\x7f'
 """A text that a file's format may have to escape."""

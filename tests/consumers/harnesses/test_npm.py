@@ -20,8 +20,8 @@ from consumers.runtimes import proctree
 from tests.consumers.stages.coordinating import PATIENCE_S
 from tests.waiting import eventually
 from topics.environment import cache
+from topics.types.agent import AgentSpec
 from topics.types.errors import NotReadyError
-from topics.types.task import AgentSpec
 
 pytestmark = pytest.mark.contract
 

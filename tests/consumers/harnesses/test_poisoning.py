@@ -22,8 +22,8 @@ import structlog
 from consumers.harnesses.pypi import PypiCli
 from tests.consumers.harnesses.tool import Tool
 from topics.environment import cache
+from topics.types.agent import AgentSpec
 from topics.types.errors import NotReadyError
-from topics.types.task import AgentSpec
 
 pytestmark = pytest.mark.contract
 

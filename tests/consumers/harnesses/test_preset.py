@@ -15,8 +15,9 @@ from consumers.harnesses.base import harness_of
 from consumers.harnesses.settings_file import encoded
 from consumers.harnesses.templates import check, filled
 from topics.environment import registry
+from topics.types.agent import AgentSpec
 from topics.types.errors import InputError
-from topics.types.task import AgentSpec, parse
+from topics.types.task import parse
 
 FILE = """
 arguments = ["--model", "{model}", "--level", "{settings.level}"]

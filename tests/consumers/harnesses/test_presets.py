@@ -13,8 +13,8 @@ from polar.scripted.faults import Status
 from polar.scripted.tokenizer import Tokenizer
 from tests.consumers.harnesses.conftest import CONTEXT, Model, Models, transcript_of, worked
 from tests.consumers.harnesses.specimens import ALWAYS, PRESETS, Specimen, in_workspace
+from topics.types.agent import AgentSpec
 from topics.types.errors import InputError
-from topics.types.task import AgentSpec
 
 on_each = pytest.mark.parametrize(
     "preset",

@@ -12,8 +12,8 @@ import pytest
 from consumers.harnesses.mini_swe_agent import MiniSweAgent
 from consumers.harnesses.pypi import RECORD
 from topics.environment import cache
+from topics.types.agent import AgentSpec
 from topics.types.errors import NotReadyError
-from topics.types.task import AgentSpec
 
 pytestmark = pytest.mark.contract
 

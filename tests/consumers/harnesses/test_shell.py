@@ -8,8 +8,8 @@ from consumers.harnesses.base import harness_of
 from consumers.runtimes.base import Exec
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.harnesses.conftest import access_to, set_up
+from topics.types.agent import AgentSpec, ExecInput
 from topics.types.errors import InputError
-from topics.types.task import AgentSpec, ExecInput
 
 pytestmark = pytest.mark.contract
 

@@ -12,8 +12,8 @@ from consumers.harnesses.base import harness_of
 from consumers.harnesses.data_harness import InstalledData
 from tests.consumers.harnesses.test_poisoning import GOOD, archive, integrity, registry
 from topics.environment.registry import PRESETS
+from topics.types.agent import AgentSpec
 from topics.types.errors import NotReadyError
-from topics.types.task import AgentSpec
 
 pytestmark = pytest.mark.contract
 

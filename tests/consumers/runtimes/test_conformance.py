@@ -19,7 +19,7 @@ from tests.waiting import eventually
 from topics.environment import registry
 from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import LIMITS, RuntimeSpec
+from topics.types.runtime import LIMITS, RuntimeSpec
 
 pytestmark = pytest.mark.contract
 

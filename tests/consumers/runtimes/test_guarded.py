@@ -17,7 +17,7 @@ from consumers.runtimes.guarded import GuardedBackend
 from consumers.stages.worker_context import WorkerContext
 from topics.environment.settings import Settings
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import Network, RuntimeSpec
+from topics.types.runtime import Network, RuntimeSpec
 
 pytestmark = pytest.mark.contract
 LABELS = Labels("polar", "task.0", 1, "claim")

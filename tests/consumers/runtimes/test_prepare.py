@@ -13,7 +13,7 @@ from consumers.runtimes.process import ProcessRuntime
 from tests.uploading import actions_of
 from topics.environment.blobs import BlobStore, FolderBlobs
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import Content, PrepareAction
+from topics.types.uploads import Content, PrepareAction
 
 pytestmark = pytest.mark.contract
 

@@ -14,7 +14,7 @@ import pytest
 
 from consumers.runtimes.base import LOG_LIMIT, Exec, Labels
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 pytestmark = pytest.mark.contract
 

@@ -18,7 +18,7 @@ from consumers.runtimes.supervisor import BoundedLog
 from tests.consumers.runtimes.conftest import Living, command_lines, processes, workspace_of
 from tests.waiting import eventually
 from topics.environment import registry
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 pytestmark = pytest.mark.contract
 

@@ -11,7 +11,7 @@ from consumers.runtimes.process import ProcessBackend
 from tests.consumers.stages.coordinating import PATIENCE_S, living
 from tests.waiting import eventually
 from topics.environment.settings import Settings
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 
 class Host:

@@ -17,7 +17,7 @@ from consumers.stages import patch
 from consumers.stages.patch import Snapshot, changes, snapshot
 from tests.consumers.runtimes.conftest import backend
 from topics.environment.redaction import PREFIX
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 __all__ = ["backend"]  # a fixture
 pytestmark = pytest.mark.contract

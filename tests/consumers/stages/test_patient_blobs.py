@@ -32,9 +32,11 @@ from topics.environment.s3 import S3Address
 from topics.environment.s3_blobs import S3Blobs
 from topics.events import RunFinished
 from topics.stages import Ticket
+from topics.types.agent import AgentSpec
 from topics.types.errors import Kind, NotReadyError
+from topics.types.runtime import RuntimeSpec
 from topics.types.session import Stage
-from topics.types.task import AgentSpec, Content, PrepareAction, RuntimeSpec
+from topics.types.uploads import Content, PrepareAction
 
 BLOB = BlobRef(f"blob:sha256/{'0' * 64}", 1)
 

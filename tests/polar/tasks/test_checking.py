@@ -20,7 +20,8 @@ from tests.polar.tasks.writing import AGENT, mapped_task, read
 from topics.environment.blobs import FolderBlobs
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Phase, SessionState, Status
-from topics.types.task import PrepareAction, TaskRequest
+from topics.types.task import TaskRequest
+from topics.types.uploads import PrepareAction
 
 SOLVED: dict[str, str | None] = {"solution__solve_sh": "true"}
 IN_WORKSPACE: dict[str, Any] = {

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from polar.tasks.dockerfile import NEUTRAL, REFUSED, TRANSLATED, Translation, command_of, translated
 from polar.tasks.dockerfile_instructions import DockerfileError
 from topics.types.errors import NotReadyError
-from topics.types.task import PrepareAction
+from topics.types.uploads import PrepareAction
 
 REFERENCE = [
     "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "RUN", "SHELL",

@@ -12,7 +12,8 @@ from polar.tasks.harbor_mapping import Mapped, mapped
 from polar.tasks.harbor_rules import DOCKERFILE, Outcome
 from polar.tasks.task_sets import Member
 from tests.polar.tasks.writing import AGENT, IN_PLACE, read
-from topics.types.task import Network, Seen, TaskRequest
+from topics.types.runtime import Network, Seen
+from topics.types.task import TaskRequest
 
 UV = """
 FROM python:3.12-slim

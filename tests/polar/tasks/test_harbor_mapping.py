@@ -20,7 +20,8 @@ from tests.polar.tasks.fields import leaves
 from tests.polar.tasks.writing import AGENT, IN_PLACE, mapped_task, nested
 from topics.types import ids
 from topics.types.errors import InputError
-from topics.types.task import UNKEPT, Network, Seen, TaskRequest
+from topics.types.runtime import UNKEPT, Network, Seen
+from topics.types.task import TaskRequest
 
 SET: dict[str, Any] = {
     "schema_version": "1.2",

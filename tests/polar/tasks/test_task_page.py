@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 from polar.cli.tasks import app
 from polar.tasks import task_page
 from topics.environment import registry
+from topics.types.agent import AgentSpec
 from topics.types.building import Filters, MergingOptions
-from topics.types.task import AgentSpec, EvaluatorSpec, LimitsSpec, RuntimeSpec, SamplingSpec, TaskRequest, parse
+from topics.types.runtime import RuntimeSpec
+from topics.types.task import EvaluatorSpec, LimitsSpec, SamplingSpec, TaskRequest, parse
 
 PAGE = Path(__file__).parents[3] / "docs" / "task.md"
 MODELS = (TaskRequest, RuntimeSpec, AgentSpec, EvaluatorSpec, SamplingSpec, LimitsSpec, MergingOptions, Filters)

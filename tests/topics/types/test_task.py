@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from tests.topics.specimens import JSON
 from topics import completions
 from topics.environment import registry
+from topics.types.agent import AgentSpec
 from topics.types.errors import InputError
+from topics.types.runtime import RuntimeSpec
 from topics.types.task import (
     INSTRUCTION_LIMIT,
     RETENTION_BUDGET_S,
     RUN_LIMIT_S,
     TRAINING_DEFAULTS,
     YOUNGER,
-    AgentSpec,
-    RuntimeSpec,
     SamplingSpec,
     TaskRequest,
     body_hash,

@@ -34,8 +34,8 @@ from topics.environment.settings import Settings
 from topics.events import Evaluated
 from topics.log import admin
 from topics.log.owner import read_back
+from topics.types.runtime import Network, RuntimeSpec
 from topics.types.session import Status
-from topics.types.task import Network, RuntimeSpec
 from topics.types.trajectory import Trajectory
 
 __all__ = ["bench", "engine_url", "proxy", "scripted"]  # fixtures

@@ -15,7 +15,7 @@ from tests.consumers.runtimes.cell.test_images import labels
 from tests.consumers.runtimes.images import making
 from tests.consumers.runtimes.images.making import Entry, File
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 pytestmark = pytest.mark.contract
 

@@ -15,7 +15,7 @@ from tests.small_disks import fill, needs_root, small_disk
 from tests.uploading import upload_of
 from tests.waiting import eventually
 from topics.environment.blobs import FolderBlobs
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 pytestmark = [pytest.mark.contract, needs_root]
 

@@ -26,7 +26,7 @@ from tests.uploading import actions_of
 from tests.waiting import eventually
 from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError
-from topics.types.task import Network, RuntimeSpec, Seen
+from topics.types.runtime import Network, RuntimeSpec, Seen
 
 pytestmark = pytest.mark.contract
 

@@ -16,7 +16,7 @@ from tests.consumers.runtimes.cell.test_runtime import output
 from tests.uploading import actions_of, upload_of
 from topics.environment.blobs import BlobStore, FolderBlobs
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 pytestmark = pytest.mark.contract
 

@@ -9,7 +9,7 @@ import pytest
 
 from consumers.runtimes.cell.preparations import names_of
 from consumers.runtimes.images.store import Image
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 IMAGE = Image("sha256:1", (), {}, PurePosixPath("/"), "", 0, "/bin/bash")
 

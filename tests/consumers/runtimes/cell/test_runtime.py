@@ -22,7 +22,7 @@ from tests.consumers.runtimes.conftest import Living, groups_named, processes, w
 from tests.consumers.runtimes.test_supervisor import daemon, programs, start_worker
 from tests.serving import serving
 from tests.waiting import eventually
-from topics.types.task import Network, RuntimeSpec
+from topics.types.runtime import Network, RuntimeSpec
 
 pytestmark = pytest.mark.contract
 

@@ -12,7 +12,7 @@ from consumers.runtimes.base import Handle, Labels, Step
 from consumers.runtimes.container.runtime import ContainerBackend
 from consumers.runtimes.container.sandbox import ContainerRuntime
 from tests.compose import base, daemon
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 
 class ImageBackend(ContainerBackend):

@@ -9,7 +9,7 @@ from consumers.runtimes.base import Exec, Labels, Runtime
 from consumers.runtimes.container.runtime import ContainerBackend
 from tests.consumers.runtimes.container.conftest import things_of
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 
 pytestmark = pytest.mark.docker
 

@@ -12,7 +12,7 @@ from tests.consumers.runtimes.container.conftest import in_image
 from tests.harnesses.outcome import assert_captured, assert_one_trace, outcome_of
 from tests.harnesses.speakers import SPEAKERS, Speaker
 from tests.harnesses.test_runs import script, work
-from topics.types.task import Network, RuntimeSpec
+from topics.types.runtime import Network, RuntimeSpec
 
 pytestmark = pytest.mark.docker
 

@@ -20,7 +20,7 @@ from tests.consumers.runtimes.images import making
 from tests.consumers.runtimes.images.registry import Registry, serving
 from tests.waiting import eventually
 from topics.types.errors import InputError
-from topics.types.task import RuntimeSpec
+from topics.types.runtime import RuntimeSpec
 from topics.waiting.backoff import Backoff
 
 pytestmark = pytest.mark.docker

@@ -21,7 +21,7 @@ from tests.consumers.runtimes.test_supervisor import daemon
 from tests.serving import serving
 from tests.waiting import eventually
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import Network, RuntimeSpec
+from topics.types.runtime import Network, RuntimeSpec
 
 pytestmark = pytest.mark.docker
 
