@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from consumers.runtimes import preparation_names
 from consumers.runtimes.base import (
     Exec,
     Handle,
@@ -79,11 +80,11 @@ class CellBackend:
     ) -> CellRuntime:
         """A new runtime, prepared. Takes only the steps whose preparations this host lacks."""
         folder = self.folders.root / runtime.handle["id"]
-        names, kept = preparations.names_of(image, spec), self._preparations
+        names, kept = preparation_names.names_of(image.digest, spec), self._preparations
         if done := await kept.use(names, folder):
             runtime = await self._begun(folder, image, spec)
         is_new = done < len(names)
-        for name, group in zip(names[done:], preparations.grouped(steps)[done:], strict=True):
+        for name, group in zip(names[done:], preparation_names.grouped(steps)[done:], strict=True):
             async with kept.locked(name):
                 if not await kept.use([name], folder):
                     for step in group:

@@ -1,42 +1,32 @@
 """Preparations of images that this host has made: sessions with equal beginnings of `runtime.prepare` begin where these ended.
 
-Each action leaves a layer over the image and over the actions before it, as each line of a Dockerfile does in a builder. It is named by all
-that decides it, so another command, another uploaded file, another action before it or another image is another preparation. It holds the
-layers `root` and `workspace`, and the whole folders `home` and `tmp`. Invariants: a preparation is whole or isn't there, and none goes
-while a session uses it or one above it. The KEPT that were used last stay.
+Each action leaves a layer over the image and over the actions before it, as each line of a Dockerfile does in a builder; its name is of
+`preparation_names`. A layer has the folders `root` and `workspace`, and whole copies of `home` and `tmp`. Invariants: a preparation is
+whole or isn't there, and none goes while a session uses it or one above it. The KEPT that were used last stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import hashlib
-import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from pathlib import Path
 
 import structlog
 
 from consumers.runtimes import file_locks, session_folder
 from consumers.runtimes.base import SandboxError
 from consumers.runtimes.cell.view import Folders
-from consumers.runtimes.images.store import Image
 from topics.environment import private_files
-from topics.types.runtime import LIMITS, RuntimeSpec
-from topics.types.uploads import PrepareAction
 
-T = TypeVar("T")
 log = structlog.get_logger()
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 KEPT = 256
 """Preparations on this host beside those in use."""
-APART = 64
-"""Actions of a task that are preparations of their own; all others are one with the last. The kernel takes some 200 layers in all."""
 FOLDER = ".prepared"
 """In the folder of the sessions, none of which has such a name."""
 
@@ -51,35 +41,6 @@ _GONE = ".gone-"
 """A folder that is being deleted has such a name, so that after a crash nobody uses what is left of it."""
 _LOCKS = 16
 """Files for locks: two preparations with one lock are made one after the other."""
-
-
-def names_of(image: Image, spec: RuntimeSpec) -> list[str]:
-    """The names of the preparations that the actions of `spec` make, one on another: APART at most."""
-    decisive = spec.model_dump(
-        mode="json", include={"env", "path", "workdir", "setup_network", "allowed_hosts", *LIMITS}
-    )
-    name = _digest([image.digest, decisive])
-    names = []
-    for group in grouped(spec.prepare):
-        name = _digest([name, [_decisive(action) for action in group]])
-        names.append(name)
-    return names
-
-
-def grouped(actions: Sequence[T]) -> list[Sequence[T]]:
-    """The actions, or their steps, of each preparation of `names_of`."""
-    apart: list[Sequence[T]] = [[action] for action in actions[: APART - 1]]
-    return apart + ([actions[APART - 1 :]] if len(actions) >= APART else [])
-
-
-def _decisive(action: PrepareAction) -> list[object]:
-    # Of an upload's path only the last name decides anything: a file's name in a target that is a folder.
-    file_name = PurePosixPath(action.source).name if action.type == "upload_file" and action.source else ""
-    return [file_name, action.model_dump(mode="json", exclude={"source"})]
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def withhold(session: Path) -> None:

@@ -33,6 +33,8 @@ from topics.types.runtime import RuntimeSpec
 ROOT_LABEL = "polar.root"
 RUNTIME_LABEL = "polar.runtime"
 """The claim that made the runtime: several containers and images may belong to it."""
+LABELS = (ROOT_LABEL, RUNTIME_LABEL, "polar.namespace", "polar.session", "polar.attempt", "polar.claim")
+"""Of all that belongs to a session."""
 
 KEEPER_MB = 32
 """Memory of the keeper and the supervisors, on top of `memory_mb`."""
@@ -72,14 +74,8 @@ class Plan:
 
 def labels_of(plan: Plan) -> dict[str, str]:
     labels = plan.labels
-    return {
-        ROOT_LABEL: str(plan.root),
-        RUNTIME_LABEL: plan.runtime,
-        "polar.namespace": labels.namespace,
-        "polar.session": labels.session_id,
-        "polar.attempt": str(labels.attempt),
-        "polar.claim": labels.claim_id,
-    }
+    own = (labels.namespace, labels.session_id, str(labels.attempt), labels.claim_id)
+    return dict(zip(LABELS, (str(plan.root), plan.runtime, *own), strict=True))
 
 
 def read_labels(found: Mapping[str, str]) -> Labels:

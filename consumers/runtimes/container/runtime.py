@@ -1,8 +1,9 @@
 """The runtime `docker`: a session in containers of its task's image, by Docker's API.
 
-A session has one container for `prepare` and the run, whose first process forks a supervisor for each program (`keeper.py`). An evaluation
-has a container of its own: of the image, or of a snapshot that is made between `prepare` and the run if anything was done there, with the
-run's changes to the workspace carried into it (`difference.py`). Where the run has another network than `prepare`, it too has a container
+A session has one container for `prepare` and the run, whose first process forks a supervisor for each program (`keeper.py`). It is made of
+the task's image, or of what equal actions left in an earlier session (`preparations.py`). An evaluation has a container of its own: of the
+same image, or of a snapshot that is made between `prepare` and the run if more was done there, with the run's changes to the workspace
+carried into it (`difference.py`). Where the run has another network than `prepare`, it too has a container
 of its own, of that snapshot.
 
 Invariants: a container has no network but loopback, unless the policy is `host`; it has no capability; programs see of this host the
@@ -20,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,9 +37,11 @@ from consumers.runtimes.container import place
 from consumers.runtimes.container.engine import Engine, gone_is_fine
 from consumers.runtimes.container.line import Line
 from consumers.runtimes.container.place import ROOT_LABEL, RUNTIME_LABEL, Plan
+from consumers.runtimes.container.preparations import Preparations
 from consumers.runtimes.container.sandbox import CHANGED, NAME, ContainerRuntime, Facts, Names, lines_of
 from consumers.runtimes.container.toolbox import Toolbox
 from consumers.runtimes.images.workspace import workspace_of
+from consumers.runtimes.preparation_names import names_of
 from consumers.runtimes.session_folder import SessionFolders, check_claim_id
 from topics.environment import cache
 from topics.types.errors import InputError, NotReadyError
@@ -71,6 +74,7 @@ class ContainerBackend:
         self.folders = SessionFolders(root, NAME, needed=_FACTS)
         self._engine = Engine()
         self._toolbox = Toolbox(self.folders.root)
+        self._preparations = Preparations(self._engine, self.folders.root)
         self._was_listed = False
         self._preparing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -88,13 +92,41 @@ class ContainerBackend:
         names = Names(self.folders.root, self.folders.root / labels.claim_id, labels.claim_id)
         runtime = self._runtime(names, spec, facts, MAIN, spec.setup_network)
         self.folders.new(labels, ("logs", VIEWS))
+        if steps:
+            await self._begin_prepared(names, labels, spec, facts, [partial(step, runtime) for step in steps])
+        else:
+            await self._begin(names, labels, spec, facts)
+        return runtime
+
+    async def _begin(self, names: Names, labels: Labels, spec: RuntimeSpec, facts: Facts) -> None:
+        """Make the session's first container, of the image in `facts`."""
         is_host = spec.setup_network is Network.HOST
-        answer = await self._make(names, MAIN, image.id, labels, spec, facts, is_host=is_host)
+        answer = await self._make(names, MAIN, facts.image, labels, spec, facts, is_host=is_host)
         facts.files = answer["files"] if answer["files"] > 0 else sys.maxsize
         _write(names.session / _FACTS, facts)
-        for step in steps:
-            await step(runtime)
-        return runtime
+
+    async def _begin_prepared(
+        self,
+        names: Names,
+        labels: Labels,
+        spec: RuntimeSpec,
+        facts: Facts,
+        steps: Sequence[Callable[[], Awaitable[None]]],
+    ) -> None:
+        """The same, as `steps` leave it. They are taken where this host hasn't kept what equal ones left."""
+        name, kept = names_of(facts.image, spec)[-1], self._preparations
+        if (image := await kept.use(name)) is None:
+            async with kept.locked(name):
+                if (image := await kept.use(name)) is None:
+                    await self._begin(names, labels, spec, facts)
+                    for step in steps:
+                        await step()
+                    facts.image = await kept.keep(name, names.container(MAIN))
+                    _write(names.session / _FACTS, facts)
+                    (names.session / CHANGED).unlink(missing_ok=True)
+                    return
+        facts.image = image
+        await self._begin(names, labels, spec, facts)
 
     async def attach(
         self, handle: Handle, claim_id: str, spec: RuntimeSpec, *, fresh: bool = False

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from consumers.runtimes import preparation_names
 from consumers.runtimes.base import Exec, Labels, Runtime, SandboxError
 from consumers.runtimes.cell import preparations
 from consumers.runtimes.cell.backend import CellBackend
@@ -492,7 +493,7 @@ async def test_equal_beginnings_are_made_once(backend: CellBackend, tmp_path: Pa
 async def test_of_very_many_actions_the_last_are_one(
     backend: CellBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparations, "APART", 3)
+    monkeypatch.setattr(preparation_names, "APART", 3)
     actions = [{"type": "exec", "command": f"echo {n} >> made"} for n in range(5)]
     spec = RuntimeSpec.model_validate({"image": NAME, "prepare": actions})
     assert await output(await prepared(backend, tmp_path, spec), "cat made") == "0\n1\n2\n3\n4\n"

@@ -13,13 +13,16 @@ import docker
 import pytest
 
 from consumers.runtimes.base import Exec, Labels, ModelAccess, Runtime, SandboxError
+from consumers.runtimes.container import preparations
 from consumers.runtimes.container.runtime import ContainerBackend
+from consumers.runtimes.prepare import steps
 from tests.compose import base
 from tests.consumers.runtimes.conftest import Living, command_lines
 from tests.consumers.runtimes.container.conftest import ImageBackend, in_image, things_of
 from tests.consumers.runtimes.test_supervisor import daemon
 from tests.serving import serving
 from tests.waiting import eventually
+from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError, NotReadyError
 from topics.types.runtime import Network, RuntimeSpec
 
@@ -279,6 +282,57 @@ async def test_a_container_without_its_folder_is_found_and_removed(
     await backend.remove(found.handle)
     await backend.remove(found.handle)
     assert things_of(engine, backend) == []
+
+
+def prepared_by(command: str) -> RuntimeSpec:
+    """A task whose preparation leaves the number of a new file in `/srv/made` and in the workspace."""
+    script = f"mktemp -u XXXXXXXX | tee /srv/made > made.txt; {command}"
+    return in_image(RuntimeSpec.model_validate({"prepare": [{"type": "exec", "command": script}]}))
+
+
+async def begun(backend: ContainerBackend, claim: str, spec: RuntimeSpec, blobs: FolderBlobs) -> tuple[Runtime, str]:
+    """A prepared session, and the number that it finds."""
+    made = await backend.create(labels(claim), spec, steps(spec.prepare, blobs))
+    run = await backend.attach(made.handle, f"{claim}-run", spec)
+    found = (await output(run, "cat /srv/made made.txt; echo changed > /srv/made; rm made.txt")).split()
+    assert found[0] == found[1]
+    return run, found[0]
+
+
+async def test_sessions_with_equal_preparations_share_what_the_first_left(
+    engine: docker.DockerClient,
+    backend: ContainerBackend,
+    claim: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blobs, spec = FolderBlobs(tmp_path / "blobs"), prepared_by(f"true {claim}")
+    monkeypatch.setattr(preparations, "KEPT", 1)
+    at_once = await asyncio.gather(*(begun(backend, f"{claim}-{number}", spec, blobs) for number in range(4)))
+    assert len({number for _, number in at_once}) == 1
+    evaluation = await backend.attach(at_once[0][0].handle, f"{claim}-evaluation", spec, fresh=True)
+    assert (await output(evaluation, "cat /srv/made")).strip() == at_once[0][1]
+    assert (await evaluation.exec(Exec("cat made.txt"))).exit_code == 1, "the run removed it"
+
+    with pytest.raises(SandboxError) as failed:
+        await begun(backend, f"{claim}-fails", prepared_by(f"exit 3 # {claim}"), blobs)
+    assert failed.value.code == "prepare_failed"
+    _, other = await begun(backend, f"{claim}-other", prepared_by(f"false {claim} || true"), blobs)
+    assert other != at_once[0][1]
+    names = {path.name for path in (backend.folders.root / preparations.FOLDER).iterdir() if path.name[0] != "."}
+    assert len(names) == 2, "one is over KEPT, and in use"
+
+    for left in await backend.labelled():
+        await backend.remove(left.handle)
+    _, third = await begun(backend, f"{claim}-third", prepared_by(f"true third {claim}"), blobs)
+    (kept,) = (path for path in (backend.folders.root / preparations.FOLDER).iterdir() if path.name[0] != ".")
+    here = {tag for image in engine.images.list(preparations.REPOSITORY) for tag in image.tags}
+    assert f"{preparations.REPOSITORY}:{kept.name}" in here
+    assert not here & {f"{preparations.REPOSITORY}:{name}" for name in names}
+    assert third not in (other, at_once[0][1])
+    for left in await backend.labelled():
+        await backend.remove(left.handle)
+    engine.images.remove(f"{preparations.REPOSITORY}:{kept.name}")
 
 
 async def test_many_sessions_run_at_once_and_each_is_by_itself(

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 
-from consumers.runtimes.cell.preparations import names_of
-from consumers.runtimes.images.store import Image
+from consumers.runtimes.preparation_names import names_of
 from topics.types.runtime import RuntimeSpec
-
-IMAGE = Image("sha256:1", (), {}, PurePosixPath("/"), "", 0, "/bin/bash")
-
 
 PREPARE = [{"type": "exec", "command": "true"}]
 
 
 def name(**changes: Any) -> str:
     return names_of(
-        IMAGE, RuntimeSpec.model_validate({"image": "river:1", "workdir": "/app", "prepare": PREPARE, **changes})
+        "sha256:1", RuntimeSpec.model_validate({"image": "river:1", "workdir": "/app", "prepare": PREPARE, **changes})
     )[-1]
 
 
