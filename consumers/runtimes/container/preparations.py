@@ -79,7 +79,7 @@ def _find(client: docker.DockerClient, name: str) -> str | None:
 
 def _commit(client: docker.DockerClient, container: str, name: str) -> str:
     # Without the labels of the session, with which it would go. An engine without privileges can't pause where it has no cgroups.
-    changes = "LABEL " + " ".join(f'{label}=""' for label in LABELS)
+    changes = [f'LABEL {label}=""' for label in LABELS]
     made = client.containers.get(container).commit(repository=REPOSITORY, tag=name, pause=False, changes=changes)
     return str(made.id)
 
