@@ -20,7 +20,7 @@ PROGRAM = "apptainer"
 HELPERS = ("setsid", "unshare")
 """Programs of util-linux that start a container."""
 LEAST_VERSION = (1, 2)
-"""Since then containers in user namespaces mount SIF files and overlays without privileges, and `--no-mount` knows `bind-paths`."""
+"""Its squashfuse doesn't fail writes over SIF files with "No data available" (its CHANGELOG)."""
 KEPT = ("HOME", "LANG", "PATH", "TMPDIR")
 """Variables of the worker that Apptainer gets. Others of its own, like APPTAINER_BIND, would change the container."""
 _VERSION = re.compile(r"(?:apptainer version )?(\d+)\.(\d+)")
@@ -101,6 +101,6 @@ def version(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def is_usable(path: Path | str) -> bool:
+def is_usable(path: str) -> bool:
     """Whether a path can be part of a line."""
-    return not _NOT_IN_PATHS.search(str(path))
+    return not _NOT_IN_PATHS.search(path)

@@ -55,28 +55,33 @@ class ApptainerBackend:
     """Makes and finds the containers of sessions whose folders lie under `root`, which all workers of a pool on this host share."""
 
     def __init__(self, root: Path, images: ImageStore | None = None) -> None:
-        """`images`: of this host; None: those that any worker may use. Raises NotReadyError for what this host lacks. Blocks."""
+        """`images`: of this host; None: those that any worker may use. Raises NotReadyError on another system than Linux, and for paths
+        that Apptainer can't use."""
         if sys.platform != "linux":
             raise NotReadyError(f"the runtime 'apptainer' needs Linux, not {sys.platform}")
-        installation.check()
         self.folders = SessionFolders(root, NAME, needed=_FACTS)
         self._images = SifStore(images or ImageStore(cache.root() / "images", {}, trusts_tasks=False))
         self._toolbox = Toolbox(self.folders.root)
         self._tools = host_tools()
-        for path in (self.folders.root, cache.root(), *self._tools):
+        for path in (str(self.folders.root), str(cache.root()), *self._tools):
             if not command.is_usable(path):
                 raise NotReadyError(
-                    f"Apptainer can't use the path {str(path)!r}: it has a space, a comma, a colon or a quote"
+                    f"Apptainer can't use the path {path!r}: it has a space, a comma, a colon or a quote"
                 )
+        self._is_installed = False
         self._preparing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, labels: Labels, spec: RuntimeSpec, steps: Sequence[Step] = ()) -> ContainerRuntime:
-        """Raises InputError for the image, SandboxError `runtime_exists` and `not_made`, and as `ImageStore.get`."""
+        """Raises NotReadyError for what this host lacks, InputError for the image, SandboxError `runtime_exists` and `not_made`, and as
+        `ImageStore.get`."""
         check_claim_id(labels.claim_id)
         if not spec.image:
             raise InputError(
                 "runtime.image", spec.image, "a container needs an image; name one, like image: python:3.12"
             )
+        if not self._is_installed:
+            await asyncio.to_thread(installation.check)
+            self._is_installed = True
         sif = await self._images.get(spec.image)
         workspace = workspace_of(sif.workdir, spec)
         facts = Facts(str(sif.path), sif.environment, str(workspace), 0, self._tools)

@@ -187,7 +187,7 @@ async def test_what_is_not_kept_is_refused_or_named(backend: ApptainerBackend) -
         ("echo broken >&2; exit 1", "says 'broken"),
     ],
 )
-def test_a_host_without_a_usable_apptainer_says_what_it_lacks(
+async def test_a_host_without_a_usable_apptainer_says_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, reason: str
 ) -> None:
     for name in ("setsid", "unshare"):
@@ -198,14 +198,14 @@ def test_a_host_without_a_usable_apptainer_says_what_it_lacks(
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotReadyError, match=reason):
-        ApptainerBackend(tmp_path / "runtimes")
+        await ApptainerBackend(tmp_path / "runtimes").create(labels("claim-a"), RuntimeSpec(image=IMAGE))
 
 
-async def test_a_task_without_an_image_is_refused(engine: str, tmp_path: Path) -> None:
+async def test_a_task_without_an_image_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"runtime\.image"):
         await ApptainerBackend(tmp_path / "runtimes").create(labels("claim-a"), RuntimeSpec())
 
 
-def test_a_data_folder_that_apptainer_cannot_name_is_refused(engine: str, tmp_path: Path) -> None:
+def test_a_data_folder_that_apptainer_cannot_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotReadyError, match="comma"):
         ApptainerBackend(tmp_path / "a,b")
