@@ -72,6 +72,8 @@ class SifStore:
                 async with self._images.copied(name) as work:
                     fetched = await asyncio.to_thread(layout.read, name, work / LAYOUT)
                     await _build(name, work)
+                    with (work / _MADE).open("rb") as made:
+                        os.fsync(made.fileno())
                     (work / _MADE).rename(self._folder / f"{key}.sif")
                 record = _Record(dict(fetched.environment), str(fetched.workdir))
                 private_files.replace(self._folder / f"{key}.json", msgspec.json.encode(record), is_durable=True)

@@ -97,8 +97,7 @@ class ImageStore:
         if found := self._resolved(wanted):
             return found
         with storing(name):
-            for folder in ("", "layers", "images", "names"):
-                private_files.make_folder(self.folder / folder)
+            self._make_folders()
             async with self._locked(f"name-{_hex(wanted.key)}"):
                 if found := self._resolved(wanted):
                     return found
@@ -113,16 +112,19 @@ class ImageStore:
     async def copied(self, name: str) -> AsyncIterator[Path]:
         """A folder with a new copy of the image that a task names, `fetch.LAYOUT`; both are deleted at the end. Raises as `get`."""
         with storing(name):
+            self._make_folders()
             async with self._copied(name, self._source(name)) as work:
                 yield work
+
+    def _make_folders(self) -> None:
+        for folder in ("", "layers", "images", "names", "work", "locks"):
+            private_files.make_folder(self.folder / folder)
 
     def _source(self, name: str) -> Source:
         return source.resolve(name, self._names, trusts_tasks=self._trusts_tasks)
 
     @asynccontextmanager
     async def _copied(self, name: str, wanted: Source) -> AsyncIterator[Path]:
-        for folder in ("", "work", "locks"):
-            private_files.make_folder(self.folder / folder)
         async with self._pulls, self._work() as work:
             await fetch.fetch(name, wanted, work)
             yield work
