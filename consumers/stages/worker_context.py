@@ -19,8 +19,10 @@ from topics.types.errors import InputError, NotReadyError
 from topics.types.runtime import Network, RuntimeSpec
 
 CONFINED = "cell"
-TRUSTED = ("docker", "landlock", "process")
+TRUSTED = ("apptainer", "docker", "landlock", "process")
 """Kinds for tasks that the worker trusts."""
+WITH_IMAGES = ("apptainer", CONFINED)
+"""Kinds whose images the worker fetches."""
 NETWORKS = ("network", "setup_network", "verifier_network")
 TRUST = "Workers that trust their tasks allow it: --trust-tasks"
 
@@ -69,7 +71,7 @@ class WorkerContext:
             # The namespace is in the path, so whatever lies there is ours to reap: half-made and unlabelled runtimes too.
             folder = self.settings.data / "runtimes" / self.settings.namespace / name
             make = registry.load(registry.Kind.RUNTIME, name)
-            self._backends[name] = make(folder, self._images) if name == CONFINED else make(folder)
+            self._backends[name] = make(folder, self._images) if name in WITH_IMAGES else make(folder)
         return self._backends[name]
 
     def backend_of(self, spec: RuntimeSpec) -> RuntimeBackend:

@@ -249,7 +249,8 @@ def _runtimes() -> Iterator[str]:
         yield f"| `{name}` | {', '.join(f'`{field}`' for field in fields)} |"
     yield from (
         "",
-        "`docker` needs `image`. `process` keeps `network: host` alone. [images.md](images.md) and [security.md](security.md) say more.",
+        "`apptainer` and `docker` need `image`. `process` keeps `network: host` alone.",
+        "[images.md](images.md) and [security.md](security.md) say more.",
         "",
     )
 

@@ -130,8 +130,8 @@ class Settings(BaseSettings):
     """MiB of request bodies over 4 MiB that one proxy process works on at a time; further ones wait. With 64, 25 requests of 60 MiB at
     once took 322 MB of memory."""
     trust_tasks: bool = False
-    """Allow tasks the runtimes `docker`, `landlock` and `process`, the network policy `host`, and images of any registry. Where cells don't
-    work, tasks without a `backend` run in `landlock` or `process`."""
+    """Allow tasks the runtimes `apptainer`, `docker`, `landlock` and `process`, the network policy `host`, and images of any registry.
+    Where cells don't work, tasks without a `backend` run in `landlock` or `process`."""
     engines: dict[EngineName, EngineSettings] = {}
     """By name; the first serves models that no other engine lists."""
     images: dict[str, str] = {}

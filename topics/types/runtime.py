@@ -62,7 +62,10 @@ CELL_LACKS = ("allow_internet", "kwargs")
 LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
 """Fields of `RuntimeSpec` that limit a session."""
 LANDLOCK_LACKS = (*CELL_LACKS, "gpus", "image", "verifier_sees", "allowed_hosts", *LIMITS)
+IMAGE_BACKENDS = ("apptainer", "docker")
+"""Backends that need an image."""
 UNKEPT = {
+    "apptainer": (*CELL_LACKS, "gpus", "verifier_sees", "cpus", "memory_mb", "pids", "storage_mb"),
     "cell": CELL_LACKS,
     "docker": ("allow_internet", "kwargs", "verifier_sees"),
     "landlock": LANDLOCK_LACKS,
@@ -163,8 +166,8 @@ class RuntimeSpec(Part):
 
     def check_kept(self, backend: str) -> None:
         """Raises ValueError for a field that `backend` doesn't keep."""
-        if backend == "docker" and not self.image and self.import_path is None:
-            raise ValueError("image is needed where backend is 'docker'; name one, like image: python:3.12")
+        if backend in IMAGE_BACKENDS and not self.image and self.import_path is None:
+            raise ValueError(f"image is needed where backend is {backend!r}; name one, like image: python:3.12")
         for name in UNKEPT.get(backend, ()) if self.import_path is None else ():
             value = getattr(self, name)
             if value != type(self).model_fields[name].default and (name, value) != ("network", Network.HOST):

@@ -217,7 +217,7 @@ def _memory() -> dict[str, int]:
 
 
 def main() -> None:
-    """Fetch the listening socket, make the folders that are missing, say which can't be made, and serve."""
+    """Fetch the listening socket, make the folders that are missing, report what isn't as it must be, and serve."""
     _LIBC.prctl(_PR_SET_DUMPABLE, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)
@@ -226,13 +226,27 @@ def main() -> None:
         first.connect(FIRST_SOCKET)
         data, descriptors, _, _ = socket.recv_fds(first, _MESSAGE, 1)
         (listener,) = descriptors
-        missing = [folder for folder in json.loads(data)["folders"] if not _made(folder)]
-        files_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        files.answer(first, {"uid": os.getuid(), "gid": os.getgid(), "missing": missing, "files": files_limit})
+        message = json.loads(data)
+        answer = {
+            "uid": os.getuid(),
+            "gid": os.getgid(),
+            "missing": [folder for folder in message["folders"] if not _made(folder)],
+            "writable": [path for path in message["read_only"] if _is_writable(path)],
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        }
+        files.answer(first, answer)
     os.set_inheritable(listener, False)
     gc.freeze()
     with socket.socket(fileno=listener) as serving:
         Keeper(serving).serve()
+
+
+def _is_writable(mount: str) -> bool:
+    """Whether a mount isn't read-only. One that the image's user can't reach is out of reach for programs as well."""
+    try:
+        return not os.statvfs(mount).f_flag & os.ST_RDONLY
+    except OSError:
+        return False
 
 
 def _made(folder: str) -> bool:

@@ -1,15 +1,9 @@
-"""One container with its folder on this host, from its creation to the first answer of its keeper.
-
-The folder holds the keeper's socket, and `line`, the only part of it that is mounted: it has the socket at which the keeper fetches the
-other one, until it has.
-"""
+"""One container with its folder on this host, from its creation to the first answer of its keeper (`greeting.py`)."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +14,12 @@ from docker.errors import APIError
 from docker.models.containers import Container
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
-from consumers.runtimes.base import Labels, SandboxError
+from consumers.runtimes.base import Labels
 from consumers.runtimes.cell.bubblewrap import SHARED_MEMORY
 from consumers.runtimes.cell.limits import FILES, MEMORY_SHARE, PIDS
 from consumers.runtimes.container.engine import Engine, folders_of
-from consumers.runtimes.container.keeper import FIRST_SOCKET, PLACE
-from consumers.runtimes.container.line import SOCKET, socket_path
+from consumers.runtimes.container.greeting import greeting
+from consumers.runtimes.container.keeper import PLACE
 from consumers.runtimes.container.toolbox import Toolbox
 from topics.types.errors import InputError
 from topics.types.runtime import RuntimeSpec
@@ -42,15 +36,10 @@ KEEPER_FILES = 1024
 """Open files that a process of theirs may have; a program's own limit may be lower."""
 KEEPER_PIDS = 4
 """Processes of theirs, on top of `pids`."""
-START_S = 120.0
-"""For a container's first answer, from its start: 0.1 s, and longer while many start."""
-LOOK_S = 2.0
-"""Between two looks at whether a container that hasn't answered still runs."""
 _OOM_SCORE = 500
 """When the host's memory ends, containers go before their worker, and programs before their keeper (1000)."""
 _MB = 1024 * 1024
 _LOG_BYTES = "256k"
-_LOG_END = 2000
 _NO_PRELOAD = dict.fromkeys(("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT"), "")
 """For the keeper: what an image sets for its own programs. Programs get the image's values."""
 
@@ -95,34 +84,22 @@ async def make(engine: Engine, toolbox: Toolbox, folder: Path, plan: Plan) -> di
     Raises SandboxError `not_made`, and as `Engine.call`.
     """
     tools = await asyncio.to_thread(toolbox.folder)
-    line = folder / "line"
-    line.mkdir(parents=True)
-    line.chmod(0o755)
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as kept,
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first,
-    ):
-        _listen(kept, folder / SOCKET)
-        place = line / Path(FIRST_SOCKET).name
-        _listen(first, place)
-        place.chmod(0o666)  # the image's user is any; its folder is in this container alone
-        first.setblocking(False)
-        container = await engine.call(lambda client: _start(client, plan, tools, toolbox.command(), line, engine.info))
-        try:
-            answer = await _greet(engine, container, first, kept, plan)
-        finally:
-            place.unlink()
+    with greeting(folder) as waiting:
+        container = await engine.call(
+            lambda client: _start(client, plan, tools, toolbox.command(), waiting.line, engine.info)
+        )
+        answer = await waiting.answer(
+            plan.name,
+            plan.folders,
+            [f"{PLACE}/tools", *plan.tools],
+            is_over=lambda: engine.call(lambda _: _is_over(container)),
+            output=lambda: engine.call(lambda _: container.logs(tail=20).decode(errors="replace")),
+        )
     if missing := answer["missing"]:
         # As the engine, because the image's user may not make them.
         data = folders_of(answer["uid"], answer["gid"], missing)
         await engine.call(lambda _: container.put_archive("/", data))
     return answer
-
-
-def _listen(listener: socket.socket, place: Path) -> None:
-    with socket_path(place) as path:
-        listener.bind(path)
-    listener.listen(128)
 
 
 def _start(
@@ -204,38 +181,6 @@ def _mounted(source: str, target: str) -> Mount:
     # What is mounted below, another container's root say, isn't shown.
     mount["BindOptions"] = {"NonRecursive": True}
     return mount
-
-
-async def _greet(
-    engine: Engine, container: Container, first: socket.socket, kept: socket.socket, plan: Plan
-) -> dict[str, Any]:
-    """Give the keeper its socket; its answer."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + START_S
-    # One accept for all looks: a cancelled one can lose the connection that it has just taken.
-    accepting = asyncio.ensure_future(loop.sock_accept(first))
-    try:
-        while not (await asyncio.wait({accepting}, timeout=LOOK_S))[0]:
-            if await engine.call(lambda _: _is_over(container)) or loop.time() > end:
-                logs = await engine.call(lambda _: container.logs(tail=20))
-                said = logs.decode(errors="replace")[-_LOG_END:]
-                raise SandboxError("not_made", f"the container of {plan.name} doesn't answer; it says: {said}")
-        line, _ = accepting.result()
-    finally:
-        accepting.cancel()
-    with line:
-        socket.send_fds(line, [json.dumps({"folders": plan.folders}).encode()], [kept.fileno()])
-        data = b""
-        try:
-            async with asyncio.timeout_at(end):
-                while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-                    if not (more := await loop.sock_recv(line, 65536)):
-                        raise SandboxError("not_made", f"the container of {plan.name} ended while it started")
-                    data += more
-        except TimeoutError:
-            raise SandboxError("not_made", f"the container of {plan.name} didn't answer in {START_S:g} s") from None
-    answer: dict[str, Any] = json.loads(data[4:])
-    return answer
 
 
 def _is_over(container: Container) -> bool:

@@ -31,19 +31,18 @@ import docker
 import msgspec
 
 from consumers.runtimes import session_folder
-from consumers.runtimes.base import HOST_DISK_FULL, Handle, Labelled, Labels, SandboxError, Step
+from consumers.runtimes.base import Handle, Labelled, Labels, SandboxError, Step
 from consumers.runtimes.cell.bubblewrap import HOME
-from consumers.runtimes.container import place
+from consumers.runtimes.container import carrying, place
 from consumers.runtimes.container.engine import Engine, gone_is_fine
 from consumers.runtimes.container.line import Line
 from consumers.runtimes.container.place import ROOT_LABEL, RUNTIME_LABEL, Plan
 from consumers.runtimes.container.preparations import Preparations
 from consumers.runtimes.container.sandbox import CHANGED, NAME, ContainerRuntime, Facts, Names, lines_of
-from consumers.runtimes.container.toolbox import Toolbox
+from consumers.runtimes.container.toolbox import Toolbox, host_tools
 from consumers.runtimes.images.workspace import workspace_of
 from consumers.runtimes.preparation_names import names_of
 from consumers.runtimes.session_folder import SessionFolders, check_claim_id
-from topics.environment import cache
 from topics.types.errors import InputError, NotReadyError
 from topics.types.runtime import Network, RuntimeSpec
 
@@ -52,9 +51,6 @@ MAIN, RUN, VIEWS = "main", "run", "views"
 
 _FACTS = "container.json"
 _PREPARED = "prepared.json"
-_LISTING = "listing"
-_IMAGES_OWN = ("/", "/usr", "/usr/local")
-"""Folders that an image has itself, so the worker's can't be mounted there."""
 
 
 class Prepared(msgspec.Struct):
@@ -88,7 +84,7 @@ class ContainerBackend:
             )
         image = await self._engine.image(spec.image)
         workspace = workspace_of(PurePosixPath(image.workspace or "/"), spec)
-        facts = Facts(image.id, dict(image.env), str(workspace), 0, _tools())
+        facts = Facts(image.id, dict(image.env), str(workspace), 0, host_tools())
         names = Names(self.folders.root, self.folders.root / labels.claim_id, labels.claim_id)
         runtime = self._runtime(names, spec, facts, MAIN, spec.setup_network)
         self.folders.new(labels, ("logs", VIEWS))
@@ -170,8 +166,7 @@ class ContainerBackend:
                     await self._engine.call(lambda client: _remove(client, names.container(MAIN)))
                     await asyncio.to_thread(session_folder.delete, names.session / MAIN)
                 line = Line(names.session / container, facts.workspace)
-                listing = os.open(names.session / _LISTING, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                await line.ask({"op": "record", "claim": names.claim}, [listing], within_s=None)
+                await carrying.record(line, names)
                 _write(kept, Prepared(image, container))
         return msgspec.json.decode(kept.read_bytes(), type=Prepared)
 
@@ -183,7 +178,7 @@ class ContainerBackend:
         try:
             await self._make(names, view, prepared.image, self._labels(names), spec, facts, is_host=is_host)
             source, target = (Line(names.session / part, facts.workspace) for part in (prepared.container, view))
-            await _carry(source, target, names)
+            await carrying.carry(source, target, names)
         except BaseException:
             # A half-made container would make the next attempt fail.
             await self._engine.call(lambda client: _remove(client, names.container(view)))
@@ -287,30 +282,6 @@ def _labels_of_all(client: docker.DockerClient, filters: Mapping[str, Any]) -> l
     """The labels of the containers and the images that have all of `filters`."""
     found = [*client.api.containers(all=True, filters=filters), *client.api.images(filters=filters)]
     return [one["Labels"] for one in found]
-
-
-async def _carry(source: Line, target: Line, names: Names) -> None:
-    """Carry the run's changes to the workspace from one container into another."""
-    listing = os.open(names.session / _LISTING, os.O_RDONLY)
-    reader, writer = os.pipe()
-    claim = {"claim": names.claim}
-    ends: list[object] = await asyncio.gather(
-        source.ask({"op": "pack", **claim}, [listing, writer], within_s=None),
-        target.ask({"op": "apply", **claim}, [reader], within_s=None),
-        return_exceptions=True,
-    )
-    errors = [error for error in ends if isinstance(error, BaseException)]
-    for error in errors:
-        if isinstance(error, SandboxError) and error.code == HOST_DISK_FULL:
-            raise error
-    for error in errors:
-        raise SandboxError("not_made", f"the run's changes can't be carried into its evaluation: {error}") from error
-
-
-def _tools() -> list[str]:
-    """The folders of this host that programs may need: the worker's Python, which CLIs run on, and the cache that the CLIs lie in."""
-    wanted = {sys.prefix, sys.base_prefix, str(cache.root())} - set(_IMAGES_OWN)
-    return sorted(folder for folder in wanted if Path(folder).is_dir())
 
 
 def _write(path: Path, what: msgspec.Struct) -> None:

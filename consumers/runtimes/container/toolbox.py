@@ -20,6 +20,7 @@ import threading
 from pathlib import Path
 
 from consumers.runtimes.container.keeper import PLACE
+from topics.environment import cache
 from topics.types.errors import NotReadyError
 
 _PACKAGES = Path(__file__).parents[3]
@@ -34,6 +35,14 @@ print(json.dumps([[file for file in files if file], open("/proc/self/maps").read
 _LOADERS = ("ld-linux", "ld64", "ld-musl", "ld.so", "ld-2")
 """How the names of dynamic loaders begin, on all architectures."""
 _START_S = 30.0
+_IMAGES_OWN = ("/", "/usr", "/usr/local")
+"""Folders that an image has itself, so the worker's can't be mounted there."""
+
+
+def host_tools() -> list[str]:
+    """The folders of this host that programs may need: the worker's Python, which CLIs run on, and the cache that the CLIs lie in."""
+    wanted = {sys.prefix, sys.base_prefix, str(cache.root())} - set(_IMAGES_OWN)
+    return sorted(folder for folder in wanted if Path(folder).is_dir())
 
 
 class Toolbox:
@@ -57,7 +66,7 @@ class Toolbox:
         folder = self._root / f".toolbox-{_digest([*files, *libraries])}"
         self._loader = next((path.name for path in libraries if path.name.startswith(_LOADERS)), "")
         if not self._loader:
-            raise NotReadyError(f"the runtime 'docker' needs a Python with shared libraries; {sys.executable} has none")
+            raise NotReadyError(f"containers need a Python with shared libraries; {sys.executable} has none")
         if not folder.is_dir():
             self._make(folder, files, libraries)
         return folder

@@ -17,8 +17,8 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -82,7 +82,7 @@ class ImageStore:
     def __init__(self, folder: Path, names: Mapping[str, str], *, trusts_tasks: bool) -> None:
         """`names`: the worker's `[images]`. Raises InputError for one of them."""
         source.check(names)
-        self._folder = folder.absolute()
+        self.folder = folder.absolute()
         self._names = names
         self._trusts_tasks = trusts_tasks
         self._pulls = asyncio.Semaphore(PULLS)
@@ -93,27 +93,47 @@ class ImageStore:
         Raises InputError if no attempt can get it, NotReadyError without skopeo, and SandboxError `image_unavailable` and HOST_DISK_FULL.
         The caller's cancellation ends a pull; if others wait for the same name, one of them begins it again.
         """
-        wanted = source.resolve(name, self._names, trusts_tasks=self._trusts_tasks)
+        wanted = self._source(name)
         if found := self._resolved(wanted):
             return found
-        try:
-            for folder in ("", "layers", "images", "names", "work", "locks"):
-                private_files.make_folder(self._folder / folder)
+        with storing(name):
+            self._make_folders()
             async with self._locked(f"name-{_hex(wanted.key)}"):
                 if found := self._resolved(wanted):
                     return found
-                async with self._pulls, self._work() as work:
+                async with self._copied(name, wanted) as work:
                     return await self._pull(name, wanted, work)
-        except OSError as error:
-            if error.errno in FULL:
-                raise SandboxError(HOST_DISK_FULL, f"the disk is full: {error} (getting the image {name})") from error
-            raise SandboxError(IMAGE_UNAVAILABLE, f"the image {name} could not be stored: {error}") from error
+
+    def key(self, name: str) -> str:
+        """A file's name for the source of the image that a task names, which no other source has. Raises InputError."""
+        return _hex(self._source(name).key)
+
+    @asynccontextmanager
+    async def copied(self, name: str) -> AsyncIterator[Path]:
+        """A folder with a new copy of the image that a task names, `fetch.LAYOUT`; both are deleted at the end. Raises as `get`."""
+        with storing(name):
+            self._make_folders()
+            async with self._copied(name, self._source(name)) as work:
+                yield work
+
+    def _make_folders(self) -> None:
+        for folder in ("", "layers", "images", "names", "work", "locks"):
+            private_files.make_folder(self.folder / folder)
+
+    def _source(self, name: str) -> Source:
+        return source.resolve(name, self._names, trusts_tasks=self._trusts_tasks)
+
+    @asynccontextmanager
+    async def _copied(self, name: str, wanted: Source) -> AsyncIterator[Path]:
+        async with self._pulls, self._work() as work:
+            await fetch.fetch(name, wanted, work)
+            yield work
 
     def known(self, digest: str) -> Image:
         """An image that this host has, by its digest. Raises SandboxError `runtime_gone` if it isn't there, whole."""
         if layout.DIGEST.fullmatch(digest):
             try:
-                data = (self._folder / "images" / f"{_digits(digest)}.json").read_bytes()
+                data = (self.folder / "images" / f"{_digits(digest)}.json").read_bytes()
                 record = msgspec.json.decode(data, type=_Record)
             except (OSError, msgspec.DecodeError):
                 record = None
@@ -124,7 +144,7 @@ class ImageStore:
                     return Image(
                         digest, folders, record.environment, workdir, record.user, record.user_id, record.shell
                     )
-        raise SandboxError("runtime_gone", f"the image {digest!r:.100} isn't in {self._folder}, or lacks a layer")
+        raise SandboxError("runtime_gone", f"the image {digest!r:.100} isn't in {self.folder}, or lacks a layer")
 
     def _resolved(self, wanted: Source) -> Image | None:
         try:
@@ -134,7 +154,6 @@ class ImageStore:
             return None
 
     async def _pull(self, name: str, wanted: Source, work: Path) -> Image:
-        await fetch.fetch(name, wanted, work)
         fetched = await asyncio.to_thread(layout.read, name, work / fetch.LAYOUT)
         budget = layers.Budget()
         for layer in fetched.layers:
@@ -147,7 +166,7 @@ class ImageStore:
             raise InputError(source.FIELD, name, f"its user {fetched.user!r:.100} isn't in its /etc/passwd")
         shell = await asyncio.to_thread(merged.shell, folders)
         record = _Record(diff_ids, dict(fetched.environment), str(fetched.workdir), fetched.user, user_id, shell)
-        self._write(self._folder / "images" / f"{_digits(fetched.digest)}.json", record)
+        self._write(self.folder / "images" / f"{_digits(fetched.digest)}.json", record)
         self._write(self._name_file(wanted), _Name(wanted.location, fetched.digest))
         return self.known(fetched.digest)
 
@@ -174,7 +193,7 @@ class ImageStore:
         """A folder for a pull, deleted at the end. What dead processes have left is deleted before."""
         async with self._locked("work"):
             dead = self._abandoned()
-            work = self._folder / "work" / secrets.token_hex(16)
+            work = self.folder / "work" / secrets.token_hex(16)
             work.mkdir(mode=0o700)
             lock = file_locks.lock(work / _LOCK)
             lock.acquire(timeout=0)
@@ -187,7 +206,7 @@ class ImageStore:
     def _abandoned(self) -> dict[Path, filelock.BaseFileLock]:
         """Folders in `work` whose owners have died, with their locks, which are ours now."""
         found = {}
-        for folder in (self._folder / "work").iterdir():
+        for folder in (self.folder / "work").iterdir():
             lock = file_locks.lock(folder / _LOCK)
             try:
                 lock.acquire(timeout=0)
@@ -197,17 +216,28 @@ class ImageStore:
         return found
 
     def _locked(self, name: str) -> AbstractAsyncContextManager[None]:
-        return file_locks.held(self._folder / "locks" / name)
+        return file_locks.held(self.folder / "locks" / name)
 
     def _layer(self, diff_id: str) -> Path:
-        return self._folder / "layers" / _digits(diff_id)
+        return self.folder / "layers" / _digits(diff_id)
 
     def _name_file(self, wanted: Source) -> Path:
-        return self._folder / "names" / f"{_hex(wanted.key)}.json"
+        return self.folder / "names" / f"{_hex(wanted.key)}.json"
 
     def _write(self, file: Path, record: msgspec.Struct) -> None:
         private_files.replace(file, msgspec.json.encode(record), is_durable=True)
         _sync(file.parent)
+
+
+@contextmanager
+def storing(name: str) -> Iterator[None]:
+    """Make a SandboxError, IMAGE_UNAVAILABLE or HOST_DISK_FULL, of an OSError that keeps the image `name` from this host."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise SandboxError(HOST_DISK_FULL, f"the disk is full: {error} (getting the image {name})") from error
+        raise SandboxError(IMAGE_UNAVAILABLE, f"the image {name} could not be stored: {error}") from error
 
 
 def _delete(folders: Mapping[Path, filelock.BaseFileLock]) -> None:
