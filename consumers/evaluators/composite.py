@@ -134,9 +134,7 @@ class Part:
             yield
         except InputError as error:
             if error.field == settings.PLACE or error.field.startswith(f"{settings.PLACE}."):
-                field = f"{self.field}.config{error.field.removeprefix(settings.PLACE)}"
-                error.args = (f"{field}{str(error).removeprefix(error.field)}",)
-                error.field = field
+                error.move_to(f"{self.field}.config{error.field.removeprefix(settings.PLACE)}")
             raise
 
 
