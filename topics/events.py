@@ -137,6 +137,8 @@ class SessionOpenRequested(msgspec.Struct, frozen=True, tag="session_open_reques
     """Samples of a task that this fact opens; None means 1. For a task that is already open: None or an equal number."""
     mode: str = "train"
     """`train` or `eval`; equal for all samples of a task."""
+    run: str | None = None
+    """The run of a task that this fact opens. For a task that is already open: None or its run."""
 
 
 class SessionOpenWithdrawn(msgspec.Struct, frozen=True, tag="session_open_withdrawn", omit_defaults=True):
@@ -227,6 +229,7 @@ def flaw(fact: Fact) -> str | None:
         ]
     else:
         numbers = [("ttl_ms", fact.ttl_ms / 1000, TTL_LIMIT_S)]
+        names.append(("run", fact.run, ids.RUN))
     for field, number, limit in numbers:
         if not 0 <= number <= limit:
             return f"{field}: must be 0 to {limit:g} s (got {number})"

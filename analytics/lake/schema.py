@@ -106,7 +106,7 @@ EVENTS = Table(
             pa.list_(TEXT),
             "what that runtime doesn't enforce on its host; null: not reported, and as `backend`",
         ),
-        Column("run", TEXT, "of a submitted task; null: of no run, and in older files"),
+        Column("run", TEXT, "of a submitted or an opened task; null: of no run, and in older files"),
     ),
 )
 COMPLETIONS = Table(

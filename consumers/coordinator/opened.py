@@ -113,12 +113,14 @@ def _mismatch(task: TaskState, fact: SessionOpenRequested) -> str | None:
         return "samples"
     if task.plan is not None and fact.mode != task.plan.mode:
         return "mode"
+    if task.plan is not None and fact.run not in (None, task.plan.run):
+        return "run"
     return None
 
 
 def _first_opened(table: Table, early: TaskState, fact: SessionOpenRequested, now: int) -> Decision:
     """A new task. Samples that were cancelled beforehand end as those of a submitted task do."""
-    task = replace(early, num_samples=fact.num_samples or 1, body_hash="", plan=plan(fact.mode), opened_at=now)
+    task = replace(early, num_samples=fact.num_samples or 1, body_hash="", plan=plan(fact), opened_at=now)
     begun = initial_sessions(table, task, Phase.UNOPENED, now)
     opened = _next_sample(table, task, begun.sessions, fact, now)
     return Decision(
@@ -144,8 +146,8 @@ def _refused(name: str, claim_id: str, reason: str) -> Decision:
     return Decision(commands=(Revoke(name, claim_id, reason),), skipped=f"refused_{reason}")
 
 
-def plan(mode: str) -> Plan:
-    """The plan of a task whose sessions are opened: it needs no workers."""
+def plan(fact: SessionOpenRequested) -> Plan:
+    """The plan of the task that this first open makes: it needs no workers."""
     return Plan(
         pool="",
         priority=0,
@@ -156,7 +158,8 @@ def plan(mode: str) -> Plan:
         harness=HARNESS,
         builder=BUILDER,
         builder_config=b"{}",
-        output="eval" if mode == "eval" else None,
-        mode=mode,
+        output="eval" if fact.mode == "eval" else None,
+        mode=fact.mode,
         metadata=b"{}",
+        run=fact.run,
     )

@@ -71,7 +71,7 @@ class Rebuilding:
                     plan=fact.plan,
                 )
             case SessionOpenRequested():
-                plan = opened.plan(fact.mode)
+                plan = opened.plan(fact)
                 self._begin(fact.task_id, num_samples=fact.num_samples or 1, body_hash="", plan=plan, opened_at=now)
             case SessionOpenWithdrawn():
                 self._withdrawn.add(fact.claim_id)

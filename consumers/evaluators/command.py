@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from consumers.evaluators import settings
 from consumers.evaluators.base import Case, EvaluationError
 from consumers.runtimes.base import Exec, ExecResult, Runtime, SandboxError
 from topics.types.errors import InputError
@@ -51,6 +52,11 @@ class Command:
     """Its name in the config; also the code of the error for a program that was never there."""
     text: str
     timeout_s: float | None
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a text that is blank, or that no argument can hold."""
+        if not self.text.strip() or "\0" in self.text:
+            raise settings.refused(self.setting, self.text, "must be a command, as text without zero bytes")
 
     def limit_s(self, budget_s: float | None) -> float | None:
         """How long the command may take; None: without limit."""

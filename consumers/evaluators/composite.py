@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,17 +23,17 @@ from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from consumers.evaluators import base, settings
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict
+from consumers.plug_in_settings import Expected
 from consumers.runtimes.base import Runtime
 from topics.environment import registry
 from topics.types.errors import InputError
 
 PARTS_LIMIT = 20
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CONFIG = "evaluator.config"
 _BETWEEN = "; "
 """Stands between the reasons of two parts."""
 
@@ -42,24 +41,39 @@ _BETWEEN = "; "
 class PartSettings(msgspec.Struct, frozen=True):
     """A part of a `composite`: an evaluator with its weight."""
 
-    strategy: str
+    strategy: Annotated[str, Expected("must name an evaluator")]
     """An evaluator's name, or `module:Class`; also `composite`."""
-    config: dict[str, Any] = {}
+    config: Annotated[dict[str, Any], Expected("must be an object with the evaluator's settings")] = {}
     """Its settings."""
     weight: float = 1.0
     """The reward is the sum of weight × reward over all parts. It may be 0 or negative."""
     at_least: float | None = None
     """Makes the part a gate: with a lower reward of this part, the whole reward is 0.0, and later parts don't run."""
-    name: str | None = None
-    """The beginning of its artifacts' names (`tests.evaluation_output`) and of its reason: 1 to 64 letters, digits, `_` or `-`. null: the
-    name of the strategy. Each part has its own."""
+    name: (
+        Annotated[
+            str,
+            Meta(pattern=r"^[A-Za-z0-9_-]+\Z", max_length=64),
+            Expected("must be 1 to 64 letters, digits, _ or -"),
+        ]
+        | None
+    ) = None
+    """The beginning of its artifacts' names (`tests.evaluation_output`) and of its reason. null: the name of the strategy. Each part
+    has its own."""
 
 
 class TaskSettings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
-    parts: Annotated[list[PartSettings], msgspec.Meta(min_length=1, max_length=PARTS_LIMIT)]
+    parts: Annotated[
+        list[PartSettings],
+        Meta(min_length=1, max_length=PARTS_LIMIT),
+        Expected(f"must be a list of 1 to {PARTS_LIMIT} evaluators"),
+    ]
     """The evaluators, in the order in which they run."""
+
+    def __post_init__(self) -> None:
+        if not any(part.weight for part in self.parts):
+            raise settings.refused("parts", self.parts, "every weight is 0, so every reward would be 0")
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,11 @@ class Part:
     weight: float
     at_least: float | None
     """None: it is no gate."""
+
+    @classmethod
+    def of(cls, field: str, found: PartSettings) -> Part:
+        name = found.name or found.strategy.rpartition(":")[2]
+        return cls(field, name, found.strategy, found.config, found.weight, found.at_least)
 
     def check(self) -> None:
         """Raises InputError if its strategy isn't known, or refuses its config."""
@@ -114,10 +133,8 @@ class Part:
         try:
             yield
         except InputError as error:
-            if error.field == _CONFIG or error.field.startswith(f"{_CONFIG}."):
-                field = f"{self.field}.config{error.field.removeprefix(_CONFIG)}"
-                error.args = (f"{field}{str(error).removeprefix(error.field)}",)
-                error.field = field
+            if error.field == settings.PLACE or error.field.startswith(f"{settings.PLACE}."):
+                error.move_to(f"{self.field}.config{error.field.removeprefix(settings.PLACE)}")
             raise
 
 
@@ -181,41 +198,19 @@ class Composite:
 
 def parts_of(config: settings.Config) -> list[Part]:
     """The parts in a task's `evaluator.config`. Raises InputError for the first bad setting."""
-    settings.check_names(config, TaskSettings)
     listed = config.get("parts")
-    if not isinstance(listed, list) or not 0 < len(listed) <= PARTS_LIMIT:
-        raise settings.refused("parts", config, f"must be a list of 1 to {PARTS_LIMIT} evaluators")
-    parts = [_part(number, value) for number, value in enumerate(listed)]
+    if isinstance(listed, list):
+        # Read one by one, so that errors name the part.
+        read = [settings.read(part, PartSettings, _field(number)) for number, part in enumerate(listed)]
+        config = {**config, "parts": read}
+    found = settings.read(config, TaskSettings)
+    parts = [Part.of(_field(number), part) for number, part in enumerate(found.parts)]
     names = Counter(part.name for part in parts)
     for part in parts:
         if names[part.name] > 1:
             raise InputError(f"{part.field}.name", part.name, "is the name of several parts; give each its own")
-    if not any(part.weight for part in parts):
-        raise settings.refused("parts", config, "every weight is 0, so every reward would be 0")
     return parts
 
 
-def _part(number: int, value: object) -> Part:
-    field = f"{_CONFIG}.parts[{number}]"
-    if not isinstance(value, dict):
-        raise InputError(field, value, f"must be an object with {', '.join(PartSettings.__struct_fields__)}")
-    for name in value:
-        if name not in PartSettings.__struct_fields__:
-            known = ", ".join(PartSettings.__struct_fields__)
-            raise InputError(f"{field}.{name}", value[name], f"no such setting; there are: {known}")
-    strategy, config = value.get("strategy"), value.get("config", {})
-    if not isinstance(strategy, str):
-        raise InputError(f"{field}.strategy", strategy, "must name an evaluator")
-    if not isinstance(config, dict):
-        raise InputError(f"{field}.config", config, "must be an object with the evaluator's settings")
-    name = value.get("name", strategy.rpartition(":")[2])
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise InputError(f"{field}.name", name, "must be 1 to 64 letters, digits, _ or -")
-    weight, at_least = value.get("weight", 1.0), value.get("at_least")
-    if not settings.is_number(weight):
-        raise InputError(f"{field}.weight", weight, "must be a finite number")
-    if at_least is not None and not settings.is_number(at_least):
-        raise InputError(
-            f"{field}.at_least", at_least, "must be a finite number: the least reward that passes the gate"
-        )
-    return Part(field, name, strategy, config, float(weight), None if at_least is None else float(at_least))
+def _field(number: int) -> str:
+    return f"{settings.PLACE}.parts[{number}]"

@@ -12,19 +12,20 @@ counts 0.0. `TaskSettings` has the settings.
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from consumers.evaluators import reward_files, settings
 from consumers.evaluators.base import Case, EvaluationError, Verdict
 from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError
 from consumers.evaluators.reward_files import JSON, REWARD, TEXT, BadRewardError, UnreadableError
+from consumers.plug_in_settings import Expected
 from consumers.runtimes.base import Exec, ExecResult, Runtime, SandboxError
 
 TESTS = PurePosixPath("/tests")
 LOGS = PurePosixPath("/logs/verifier")
-Result = Literal["null", "zero"]
 
 _SUBJECT = "/tests/test.sh"
 _NO_TESTS = 3
@@ -39,11 +40,11 @@ _MAKE_READY_S = 60.0
 class TaskSettings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
-    timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    timeout_s: settings.Seconds | None = None
     """Seconds for the tests; null: until shortly before the end of `timeouts.evaluate`, when they are stopped in any case."""
-    reward: Annotated[str, msgspec.Meta(min_length=1)] = REWARD
+    reward: Annotated[str, Meta(min_length=1), Expected("must be the name of a number in reward.json")] = REWARD
     """The name of the reward among the numbers of `reward.json`."""
-    without_reward: Result = "null"
+    without_reward: Literal["null", "zero"] = "null"
     """The reward of tests that leave none: `null` for no reward, as in Harbor, or `zero` for 0.0."""
 
 
@@ -53,15 +54,10 @@ class Harbor:
     settings_type = TaskSettings
 
     def __init__(self, config: settings.Config) -> None:
-        settings.check_names(config, TaskSettings)
-        self._tests: Command = settings.command({**config, _SUBJECT: _SUBJECT}, _SUBJECT)
-        name = config.get("reward", REWARD)
-        if not isinstance(name, str) or not name:
-            raise settings.refused("reward", config, "must be the name of a number in reward.json")
-        self._name = name
-        if config.get("without_reward", "null") not in (results := get_args(Result)):
-            raise settings.refused("without_reward", config, f"must be one of {', '.join(results)}, as text")
-        self._counts_zero = config.get("without_reward") == "zero"
+        found = settings.read(config, TaskSettings)
+        self._tests = Command(_SUBJECT, _SUBJECT, found.timeout_s)
+        self._name = found.reward
+        self._counts_zero = found.without_reward == "zero"
 
     async def evaluate(self, case: Case) -> Verdict:
         try:

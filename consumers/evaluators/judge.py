@@ -25,6 +25,7 @@ from msgspec import Meta
 from consumers.evaluators import judge_call, judge_evidence, settings
 from consumers.evaluators.base import Case, EvaluationError, Verdict
 from consumers.evaluators.judge_scale import Answer, Scale, UnreadableAnswerError
+from consumers.plug_in_settings import Expected
 from topics.environment.keys import Limits
 from topics.types.errors import NotReadyError
 from topics.waiting.backoff import Backoff
@@ -39,9 +40,9 @@ SHORTEST = 1000
 """Characters: a request that is refused with such short texts is refused for something else."""
 PAUSES = Backoff(first_s=1.0, longest_s=10.0)
 """Between two requests after one that had no answer. The proxy itself has tried the engine several times by then."""
-CHOICES_LIMIT = 20
 SPAN_LIMIT = 100
 MEAN: dict[str, Callable[[Sequence[float]], float]] = {"median": statistics.median, "mean": statistics.fmean}
+_SCALE = f"must be two whole numbers, the worst and then the best, at most {SPAN_LIMIT} apart"
 SYSTEM = """\
 You rate the result of another agent's work, by these rules:
 
@@ -60,17 +61,27 @@ class TaskSettings(msgspec.Struct, frozen=True):
     """The rules by which the model rates: for each rating, how good work must be."""
     model: Annotated[str, Meta(min_length=1)] | None = None
     """A model that the proxy serves, as its settings name it. null: the task's `agent.model_name`."""
-    sees: tuple[Literal["instruction", "patch", "output", "transcript"], ...] = ("instruction", "patch", "output")
+    sees: Annotated[
+        tuple[Literal["instruction", "patch", "output", "transcript"], ...],
+        Expected("must be a list of instruction, patch, output or transcript"),
+    ] = ("instruction", "patch", "output")
     """What the model sees of the run: the task's instruction, the patch of the repository, the output of the harness, and the harness's own
     record of its session (not every harness leaves one)."""
     files: Annotated[list[str], Meta(max_length=20)] = []
     """Files that the model sees, as the run left them: paths relative to the workspace."""
     part_limit: Annotated[int, Meta(ge=100, le=1_000_000)] = 40_000
     """Characters of each of these texts. The middle of a longer one is left out, and a note says how much."""
-    scale: tuple[int, int] = (0, 10)
+    scale: Annotated[tuple[int, int], Expected(_SCALE)] = (0, 10)
     """Two whole numbers, at most 100 apart. The answers are the numbers from the first, which is worth 0, to the second, worth 1."""
-    choices: dict[str, Annotated[float, Meta(ge=0, le=1)]] | None = None
-    """In place of `scale`: 2 to 20 words to choose from, and the reward of each."""
+    choices: (
+        Annotated[
+            dict[str, Annotated[float, Meta(ge=0, le=1)]],
+            Meta(min_length=2, max_length=20),
+            Expected("must be 2 to 20 words with their rewards, from 0 to 1"),
+        ]
+        | None
+    ) = None
+    """In place of `scale`: words to choose from, and the reward of each."""
     samples: Annotated[int, Meta(ge=1, le=16)] = 1
     """Answers to ask for; more than one needs a `temperature` above 0."""
     combine: Literal["median", "mean"] = "median"
@@ -84,6 +95,17 @@ class TaskSettings(msgspec.Struct, frozen=True):
     retries: Annotated[int, Meta(ge=0, le=10)] = 2
     """Further requests, after answers that can't be read or an engine that doesn't answer."""
 
+    def __post_init__(self) -> None:
+        lowest, highest = self.scale
+        if not 0 < highest - lowest <= SPAN_LIMIT:
+            raise settings.refused("scale", self.scale, _SCALE)
+        if self.samples > 1 and not self.temperature:
+            reason = "with temperature 0 all answers would be equal; set evaluator.config.temperature"
+            raise settings.refused("samples", self.samples, reason)
+        if not self.sees and not self.files:
+            reason = "the model would see nothing of the run; name what it sees, or files"
+            raise settings.refused("sees", self.sees, reason)
+
 
 class Judge:
     """See `base.Evaluator`."""
@@ -92,15 +114,9 @@ class Judge:
 
     def __init__(self, config: settings.Config) -> None:
         self._settings = found = settings.read(config, TaskSettings)
-        self._scale = _scale(config, found)
-        if found.samples > 1 and not found.temperature:
-            raise settings.refused(
-                "samples", config, "with temperature 0 all answers would be equal; set evaluator.config.temperature"
-            )
-        if not found.sees and not found.files:
-            raise settings.refused(
-                "sees", config, "the model would see nothing of the run; name what it sees, or files"
-            )
+        if found.choices is not None and "scale" in config:
+            raise settings.refused("scale", found.scale, "goes without choices; leave one of them out")
+        self._scale = Scale.of_range(*found.scale) if found.choices is None else Scale(dict(found.choices.items()))
 
     async def evaluate(self, case: Case) -> Verdict:
         if case.models is None:
@@ -179,22 +195,6 @@ class Judge:
         combined = f" ({self._settings.combine} of {len(answers)})" if len(answers) > 1 else ""
         reason = f"the judge answered {given}{combined}: {answers[0].reasoning}"
         return Verdict(float(reward), artifacts={ANSWERS: _listed(answers, unreadable)}, reason=reason)
-
-
-def _scale(config: settings.Config, found: TaskSettings) -> Scale:
-    """Raises InputError."""
-    if found.choices is not None:
-        if "scale" in config:
-            raise settings.refused("scale", config, "goes without choices; leave one of them out")
-        if not 2 <= len(found.choices) <= CHOICES_LIMIT:
-            raise settings.refused("choices", config, f"must be 2 to {CHOICES_LIMIT} words with their rewards")
-        return Scale(dict(found.choices.items()))
-    lowest, highest = found.scale
-    if not 0 < highest - lowest <= SPAN_LIMIT:
-        raise settings.refused(
-            "scale", config, f"must be two whole numbers, the worst and then the best, at most {SPAN_LIMIT} apart"
-        )
-    return Scale.of_range(lowest, highest)
 
 
 def _listed(answers: Sequence[Answer], unreadable: Sequence[str]) -> bytes:

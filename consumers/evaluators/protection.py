@@ -26,6 +26,7 @@ import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Literal
 
 from consumers.evaluators.command import ObstructedError, raise_fault
 from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime
@@ -96,9 +97,13 @@ class Steering:
 class Protection:
     """`keep` and `restore` of `base.Protecting`, for evaluators with the setting `protected`."""
 
-    def __init__(self, paths: tuple[str, ...] | None) -> None:
-        """`paths`: the setting; None: no file is protected."""
-        self._paths = paths
+    def __init__(self, protected: Sequence[str] | Literal[False], others: Sequence[str] = ()) -> None:
+        """`protected`: the setting; False: no file is protected. `others`: further paths. Raises InputError."""
+        if protected and not all(map(_is_path, protected)):
+            raise InputError(
+                FIELD, protected, "must be false, or a list of paths relative to the workspace, without .."
+            )
+        self._paths = None if protected is False else (*protected, *others)
 
     async def keep(self, runtime: Runtime) -> None:
         if self._paths is not None:
@@ -228,3 +233,13 @@ def _settings(path: str, content: bytes) -> object:
         return tomllib.loads(text).get("tool", {}).get("pytest")
     except (ValueError, AttributeError, RecursionError):
         return text
+
+
+def _is_path(path: str) -> bool:
+    """Whether it names something in the workspace, and nothing outside."""
+    return (
+        "\0" not in path
+        and path.strip("./") != ""
+        and not path.startswith("/")
+        and ".." not in PurePosixPath(path).parts
+    )

@@ -10,11 +10,11 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
 
-from consumers.evaluators import settings
 from consumers.evaluators.command import raise_fault
 from consumers.runtimes.base import Runtime
 from topics.types.errors import InputError
@@ -97,9 +97,11 @@ def from_text(data: bytes) -> Reward:
 
 
 def _number(value: object, place: str) -> float:
-    if not settings.is_number(value):
-        raise BadRewardError(f"{place} must be a finite number, got {_shown(value)}")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer that no float can hold
+            if math.isfinite(number := float(value)):
+                return number
+    raise BadRewardError(f"{place} must be a finite number, got {_shown(value)}")
 
 
 def _shown(value: object) -> str:

@@ -18,13 +18,11 @@ What a command wrote before it failed doesn't count: it may be half of the work.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from consumers.evaluators import reward_files, settings
 from consumers.evaluators.base import Case, EvaluationError, Verdict
-from consumers.evaluators.command import OUTPUT, Ended, ObstructedError, new_file
+from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError, new_file
 from consumers.evaluators.protection import Protection
 from consumers.evaluators.reward_files import JSON, TEXT, BadRewardError
 
@@ -36,13 +34,13 @@ _SUBJECT = "the command"
 class TaskSettings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
-    command: str
+    command: settings.CommandText
     """The command that writes the reward, for `bash -c` with pipefail, in the sandbox's working directory."""
     reads_files_of_the_run: bool = True
     """`false`: the command reads and runs nothing that the agent could have written, so a failure is the command's own, and null."""
-    protected: list[str] | Literal[False] = []
+    protected: settings.ProtectedPaths = []
     """As in `test_on_output`."""
-    timeout_s: float | None = None
+    timeout_s: settings.Seconds | None = None
     """As in `test_on_output`."""
 
 
@@ -52,10 +50,10 @@ class Script(Protection):
     settings_type = TaskSettings
 
     def __init__(self, config: settings.Config) -> None:
-        settings.check_names(config, TaskSettings)
-        self._command = settings.command(config, "command")
-        self._reads_files = settings.flag(config, "reads_files_of_the_run", default=True)
-        super().__init__(settings.protected(config))
+        found = settings.read(config, TaskSettings)
+        self._command = Command("command", found.command, found.timeout_s)
+        self._reads_files = found.reads_files_of_the_run
+        super().__init__(found.protected)
 
     async def evaluate(self, case: Case) -> Verdict:
         try:

@@ -19,55 +19,56 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from consumers.evaluators import parsers, settings, test_patch
 from consumers.evaluators.base import Case, Verdict
 from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError
 from consumers.evaluators.protection import Protection
 from consumers.evaluators.test_on_output import Difference, Score, differing, zero
+from consumers.plug_in_settings import Expected
 from consumers.runtimes.base import LOG_LIMIT
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 """SWE-bench's markers in the output (swebench 5.0.2, harness/constants)."""
 
+_PARSERS = f"must be one of {', '.join((*parsers.FORMS, *parsers.SWEBENCH_FORMS))}"
 _SUBJECT = "the test command"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The evaluator's settings; see the module."""
-
-    command: Command
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    patch: str | None
-    patched: tuple[str, ...]
-    """The paths of the test patch."""
-    form: str
 
 
 class TaskSettings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
-    test_command: str
+    test_command: settings.CommandText
     """The command, for `bash -c` with pipefail, in the sandbox's working directory. If it prints SWE-bench's markers of the test output
     (`>>>>> Start Test Output`), only what it prints between them is read."""
-    fail_to_pass: list[str]
-    """Names of tests that must pass; at least one."""
-    pass_to_pass: list[str] = []
+    fail_to_pass: Annotated[
+        list[str],
+        Meta(min_length=1),
+        Expected("must be a list of names of tests, with one at least: an empty run could pass otherwise"),
+    ]
+    """Names of tests that must pass."""
+    pass_to_pass: Annotated[list[str], Expected("must be a list of names of tests")] = []
     """Names of tests that must pass or be skipped."""
-    test_patch: str | None = None
+    test_patch: Annotated[str, Expected("must be a patch of git's format, as text")] | None = None
     """A patch in git's format, for the workspace. It needs git in the sandbox."""
-    parser: str = parsers.PYTEST
+    parser: Annotated[str, Expected(_PARSERS)] = parsers.PYTEST
     """The form of the output: one of `test_on_output`'s, or one of SWE-bench's own parsers by its name, such as `parse_log_pytest`
     (docs/evaluators.md, Parsers)."""
-    protected: list[str] = []
+    protected: Annotated[list[str], Expected("must be a list of paths; the tests' files are always put back")] = []
     """Further paths that are put back as `prepare` left them."""
-    timeout_s: float | None = None
-    """Seconds for the command, more than 0; as in `test_on_output`."""
+    timeout_s: settings.Seconds | None = None
+    """Seconds for the command; as in `test_on_output`."""
+
+    def __post_init__(self) -> None:
+        for field, names in (("fail_to_pass", self.fail_to_pass), ("pass_to_pass", self.pass_to_pass)):
+            if "" in names:
+                raise settings.refused(field, names, "has an empty name; leave it out")
+        if self.parser not in parsers.FORMS and self.parser not in parsers.SWEBENCH_FORMS:
+            raise settings.refused("parser", self.parser, _PARSERS)
 
 
 class SweBench(Protection):
@@ -76,60 +77,35 @@ class SweBench(Protection):
     settings_type = TaskSettings
 
     def __init__(self, config: settings.Config) -> None:
-        self._settings = settings_of(config)
-        if config.get("protected") is False:
-            raise settings.refused("protected", config, "must be a list of paths; the tests' files are always put back")
-        super().__init__((*(settings.protected(config) or ()), *self._settings.patched))
+        self._settings = found = settings.read(config, TaskSettings)
+        self._command = Command("test_command", found.test_command, found.timeout_s)
+        self._patched: tuple[str, ...] = ()
+        """The paths of the test patch."""
+        if found.test_patch is not None:
+            try:
+                self._patched = test_patch.paths_of(found.test_patch)
+            except ValueError as error:
+                raise settings.refused("test_patch", found.test_patch, str(error)) from None
+        super().__init__(found.protected, self._patched)
 
     async def evaluate(self, case: Case) -> Verdict:
-        wanted = self._settings
         try:
-            if wanted.patch is not None:
-                await test_patch.apply(case.runtime, wanted.patch, wanted.patched)
-            ended = await wanted.command.run(case, {})
+            if self._settings.test_patch is not None:
+                await test_patch.apply(case.runtime, self._settings.test_patch, self._patched)
+            ended = await self._command.run(case, {})
         except ObstructedError as error:
             return zero(Score(f"{_SUBJECT} {error}"), None, {})
         if ended.result.exit_code is None:
             score = Score(ended.failure(_SUBJECT))
         else:
-            score = await asyncio.to_thread(_score, wanted, ended)
+            score = await asyncio.to_thread(_score, self._settings, ended)
         artifacts = {OUTPUT: ended.output}
         return Verdict(1.0, artifacts=artifacts) if score.reason is None else zero(score, ended, artifacts)
 
 
-def settings_of(config: settings.Config) -> Settings:
-    """The settings in a task's `evaluator.config`. Raises InputError for the first unknown or invalid one."""
-    settings.check_names(config, TaskSettings)
-    command = settings.command(config, "test_command")
-    fail_to_pass, pass_to_pass = (_names(config, name) for name in ("fail_to_pass", "pass_to_pass"))
-    if not fail_to_pass:
-        raise settings.refused("fail_to_pass", config, "names no test, so an empty run could pass; name one")
-    form = config.get("parser", parsers.PYTEST)
-    if not isinstance(form, str) or (form not in parsers.FORMS and form not in parsers.SWEBENCH_FORMS):
-        known = ", ".join((*parsers.FORMS, *parsers.SWEBENCH_FORMS))
-        raise settings.refused("parser", config, f"must be one of {known}")
-    patch = config.get("test_patch")
-    patched: tuple[str, ...] = ()
-    if patch is not None:
-        if not isinstance(patch, str):
-            raise settings.refused("test_patch", config, "must be a patch of git's format, as text")
-        try:
-            patched = test_patch.paths_of(patch)
-        except ValueError as error:
-            raise settings.refused("test_patch", config, str(error)) from None
-    return Settings(command, fail_to_pass, pass_to_pass, patch, patched, form)
-
-
-def _names(config: settings.Config, name: str) -> tuple[str, ...]:
-    value = config.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
-        raise settings.refused(name, config, "must be a list of names of tests")
-    return tuple(dict.fromkeys(value))
-
-
-def _score(wanted: Settings, ended: Ended) -> Score:
+def _score(wanted: TaskSettings, ended: Ended) -> Score:
     expected = {*wanted.fail_to_pass, *wanted.pass_to_pass}
-    found = parsers.statuses(_tests_output(ended.output.decode(errors="replace")), expected, wanted.form)
+    found = parsers.statuses(_tests_output(ended.output.decode(errors="replace")), expected, wanted.parser)
     differences = list(_differences(wanted, found))
     reason = differing(differences, len(expected))
     if reason is None and ended.result.exit_code != 0 and not {"FAILED", "ERROR"} & set(found.values()):
@@ -145,9 +121,9 @@ def _tests_output(output: str) -> str:
     return after.partition(END)[0] if start else output
 
 
-def _differences(wanted: Settings, found: Mapping[str, str]) -> Iterator[Difference]:
+def _differences(wanted: TaskSettings, found: Mapping[str, str]) -> Iterator[Difference]:
     for names, passing in ((wanted.fail_to_pass, {"PASSED"}), (wanted.pass_to_pass, {"PASSED", "SKIPPED"})):
-        for name in names:
+        for name in dict.fromkeys(names):
             status = _status(name, found)
             if status not in passing:
                 yield Difference(name, "PASSED", status)

@@ -23,19 +23,22 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from consumers.evaluators import junit, parsers, settings
 from consumers.evaluators.base import Case, Verdict
 from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError, new_file, raise_fault
 from consumers.evaluators.junit import ReportError, Result
 from consumers.evaluators.protection import Protection
+from consumers.plug_in_settings import Expected
 from consumers.runtimes.base import LOG_LIMIT, Runtime
 from topics.types.errors import InputError
 
-STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED")
+Status = Literal["PASSED", "FAILED", "ERROR", "SKIPPED"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 REPORT = "evaluation_report"
 """The artifact of a reward of 0.0: a JSON object with the reason, the exit code, the tests by status, and those that differ."""
 REPORT_VARIABLE = "POLAR_REPORT"
@@ -46,21 +49,11 @@ NAMED = 3
 SHOWN = 120
 """Characters of a test's name in the reason."""
 
+_EXPECTED = f"must map test names to one of {', '.join(STATUSES)}"
+_PARSERS = f"must be one of {', '.join(parsers.FORMS)}"
 _SUBJECT = "the test command"
 _PLACEHOLDER = re.compile(r"(?<!\$)\{report\}")
 """Not `${report}`, a variable of the shell."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The evaluator's settings; see the module."""
-
-    command: Command
-    expected: dict[str, str] | None
-    is_exact: bool
-    form: str
-    """Of the output; one of `parsers.FORMS`."""
-    report: PurePosixPath | None
 
 
 @dataclass(frozen=True)
@@ -95,25 +88,72 @@ class Score:
 class TaskSettings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
-    test_command: str
+    test_command: settings.CommandText
     """The command, for `bash -c` with pipefail, in the sandbox's working directory."""
-    expected_output_json: dict[str, Literal["PASSED", "FAILED", "ERROR", "SKIPPED"]] | str | None = None
+    expected_output_json: Annotated[dict[str, Status] | str | None, Expected(_EXPECTED)] = None
     """Test names and the status that each must have; an object, or JSON text. Other tests are allowed. Without this setting no test may
     fail."""
     exact: bool = False
     """`true`: a test that isn't in `expected_output_json` makes the reward 0.0."""
-    parser: str = parsers.PYTEST
+    parser: Annotated[str, Expected(_PARSERS)] | None = None
     """The form of the output: `pytest`, `unittest`, `go`, `cargo`, `jest`, `vitest`, `tap` or `r2e` (docs/evaluators.md, Parsers); not with
-    `report`."""
-    report: str | None = None
+    `report`. null: `pytest`."""
+    report: (
+        Annotated[
+            str,
+            Meta(pattern=r"^[\w+-][\w.+-]*\Z", max_length=100),
+            Expected("must be the plain name of a file, such as junit.xml; {report} is its path"),
+        ]
+        | None
+    ) = None
     """A file name. The command must write a JUnit XML report of that name to the path `{report}`, which is also in the variable
     `POLAR_REPORT`."""
-    protected: list[str] | Literal[False] = []
+    protected: settings.ProtectedPaths = []
     """Paths in the workspace that are put back as `runtime.prepare` left them, for example `["tests"]`, together with the files that steer
     a test runner; `false`: nothing is put back (docs/evaluators.md, What a run can't change)."""
-    timeout_s: float | None = None
-    """Seconds for the command, more than 0. The command is stopped in any case a tenth of `timeouts.evaluate` before its end, or 10 s
+    timeout_s: settings.Seconds | None = None
+    """Seconds for the command. The command is stopped in any case a tenth of `timeouts.evaluate` before its end, or 10 s
     before it if that is longer."""
+
+    def __post_init__(self) -> None:
+        expected = self.expected()
+        if expected == {}:
+            reason = "names no test, so every run would pass; name the tests, or leave it out"
+            raise settings.refused("expected_output_json", self.expected_output_json, reason)
+        if self.exact and expected is None:
+            raise settings.refused("exact", self.exact, "needs expected_output_json, the tests that there must be")
+        if self.report is None and _PLACEHOLDER.search(self.test_command):
+            reason = "has {report}, so the setting report must name the file, such as junit.xml"
+            raise settings.refused("test_command", self.test_command, reason)
+        if self.report is not None and expected and len({junit.key(name) for name in expected}) < len(expected):
+            reason = "names a test twice: a report has one name for both"
+            raise settings.refused("expected_output_json", self.expected_output_json, reason)
+        if self.parser is not None:
+            self._check_parser(self.parser, expected)
+
+    def _check_parser(self, parser: str, expected: Collection[str] | None) -> None:
+        if parser not in parsers.FORMS:
+            raise settings.refused("parser", parser, _PARSERS)
+        if self.report is not None:
+            raise settings.refused("parser", parser, "has no use beside report: statuses then come from the report")
+        if expected is None:
+            raise settings.refused("parser", parser, "needs expected_output_json, the tests to look for in the output")
+        long = next((name for name in expected if len(name) > parsers.NAME_LIMIT), None)
+        if parser != parsers.PYTEST and long is not None:
+            reason = f"names have at most {parsers.NAME_LIMIT} characters"
+            raise settings.refused("expected_output_json", long, reason)
+
+    def expected(self) -> dict[str, Status] | None:
+        """The expected statuses by test. Raises InputError for a text that isn't their JSON."""
+        if not isinstance(self.expected_output_json, str):
+            return self.expected_output_json
+        try:
+            return msgspec.convert(json.loads(self.expected_output_json), dict[str, Status])
+        except msgspec.ValidationError:
+            reason = _EXPECTED
+        except (ValueError, RecursionError) as error:
+            reason = f"isn't JSON: {error}"
+        raise settings.refused("expected_output_json", self.expected_output_json, reason)
 
 
 class TestOnOutput(Protection):
@@ -124,8 +164,13 @@ class TestOnOutput(Protection):
     """Keeps pytest from collecting it."""
 
     def __init__(self, config: settings.Config) -> None:
-        self._settings = settings_of(config)
-        super().__init__(settings.protected(config))
+        found = settings.read(config, TaskSettings)
+        self._command = Command("test_command", found.test_command, found.timeout_s)
+        self._expected = found.expected()
+        self._is_exact = found.exact
+        self._form = found.parser or parsers.PYTEST
+        self._report = found.report
+        super().__init__(found.protected)
 
     async def evaluate(self, case: Case) -> Verdict:
         try:
@@ -134,15 +179,14 @@ class TestOnOutput(Protection):
             return zero(Score(f"{_SUBJECT} {error}"), None, {})
 
     async def _evaluate(self, case: Case) -> Verdict:
-        command, runtime, name = self._settings.command, case.runtime, self._settings.report
-        if name is None:
+        if self._report is None:
             report = None
-            ended = await command.run(case, {})
+            ended = await self._command.run(case, {})
         else:
-            report = await new_file(runtime, name)
-            text = _PLACEHOLDER.sub(lambda _: shlex.quote(str(report)), command.text)
-            ended = await command.run(case, {REPORT_VARIABLE: str(report)}, text)
-        score = await self._score(runtime, ended, report)
+            report = await new_file(case.runtime, self._report)
+            text = _PLACEHOLDER.sub(lambda _: shlex.quote(str(report)), self._command.text)
+            ended = await self._command.run(case, {REPORT_VARIABLE: str(report)}, text)
+        score = await self._score(case.runtime, ended, report)
         artifacts = {OUTPUT: ended.output}
         return Verdict(1.0, artifacts=artifacts) if score.reason is None else zero(score, ended, artifacts)
 
@@ -164,86 +208,46 @@ class TestOnOutput(Protection):
             return Score(f"the report can't be read: {error}")
         if results is None:
             return Score(f"{_SUBJECT} wrote no report, and ended with exit code {ended.result.exit_code}")
-        return _score_report(self._settings, failure, results)
+        return self._score_report(failure, results)
 
     def _score_output(self, ended: Ended) -> Score:
-        expected = self._settings.expected
-        if expected is None:
+        if self._expected is None:
             return Score(ended.failure(_SUBJECT))
-        found = parsers.statuses(ended.output.decode(errors="replace"), expected, self._settings.form)
-        differences = list(_differences(expected, found, is_exact=self._settings.is_exact))
+        found = parsers.statuses(ended.output.decode(errors="replace"), self._expected, self._form)
+        differences = list(_differences(self._expected, found, is_exact=self._is_exact))
         counts = Counter(found.values())
-        reason = differing(differences, len(expected))
+        reason = differing(differences, len(self._expected))
         if reason and len(ended.output) > LOG_LIMIT:
             reason += f"; the output was longer than {LOG_LIMIT} bytes, and its middle is lost"
         return Score(reason, counts, differences)
 
-
-def settings_of(config: settings.Config) -> Settings:
-    """The settings in a task's `evaluator.config`. Raises InputError for the first unknown or invalid one."""
-    settings.check_names(config, TaskSettings)
-    command = settings.command(config, "test_command")
-    expected = _expected(config.get("expected_output_json"))
-    exact = settings.flag(config, "exact", default=False)
-    if exact and expected is None:
-        raise settings.refused("exact", config, "needs expected_output_json, the tests that there must be")
-    report = config.get("report")
-    if report is not None and expected and len({junit.key(name) for name in expected}) < len(expected):
-        raise settings.refused("expected_output_json", config, "names a test twice: a report has one name for both")
-    if report is not None and not _is_file_name(report):
-        raise settings.refused(
-            "report", config, "must be the plain name of a file, such as junit.xml; {report} is its path"
-        )
-    if report is None and _PLACEHOLDER.search(command.text):
-        raise settings.refused(
-            "test_command", config, "has {report}, so the setting report must name the file, such as junit.xml"
-        )
-    path = PurePosixPath(report) if isinstance(report, str) else None
-    return Settings(command, expected, exact, _form(config, expected), path)
-
-
-def _form(config: settings.Config, expected: Collection[str] | None) -> str:
-    form = config.get("parser")
-    if form is None:
-        return parsers.PYTEST
-    if not isinstance(form, str) or form not in parsers.FORMS:
-        raise settings.refused("parser", config, f"must be one of {', '.join(parsers.FORMS)}")
-    if config.get("report") is not None:
-        raise settings.refused("parser", config, "has no use beside report: statuses then come from the report")
-    if expected is None:
-        raise settings.refused("parser", config, "needs expected_output_json, the tests to look for in the output")
-    if form != parsers.PYTEST and (long := next((name for name in expected if len(name) > parsers.NAME_LIMIT), None)):
-        raise InputError(
-            "evaluator.config.expected_output_json", long, f"names have at most {parsers.NAME_LIMIT} characters"
-        )
-    return form
-
-
-def _score_report(wanted: Settings, failure: str | None, results: Mapping[str, Result]) -> Score:
-    expected = wanted.expected
-    found = {name: one.status for name, one in results.items()}
-    counts = Counter(found.values())
-    if expected is None:
-        names = {name: name for name in found}
-        failed = [
-            Difference(one.name, "PASSED", one.status, one.message)
-            for one in results.values()
-            if one.status in ("FAILED", "ERROR")
+    def _score_report(self, failure: str | None, results: Mapping[str, Result]) -> Score:
+        expected = self._expected
+        found = {name: one.status for name, one in results.items()}
+        counts = Counter(found.values())
+        if expected is None:
+            names = {name: name for name in found}
+            failed = [
+                Difference(one.name, "PASSED", one.status, one.message)
+                for one in results.values()
+                if one.status in ("FAILED", "ERROR")
+            ]
+            reason = differing(failed, len(found)) or (
+                None if counts["PASSED"] else "the report has no test that passed"
+            )
+            return Score(_also(reason, failure), counts, failed)
+        names = {junit.key(name): name for name in expected}
+        statuses = {junit.key(name): status for name, status in expected.items()}
+        differences = [
+            Difference(
+                names.get(one.test) or results[one.test].name,
+                one.expected,
+                one.found,
+                results[one.test].message if one.test in results else "",
+            )
+            for one in _differences(statuses, found, is_exact=self._is_exact)
         ]
-        reason = differing(failed, len(found)) or (None if counts["PASSED"] else "the report has no test that passed")
-        return Score(_also(reason, failure), counts, failed)
-    names = {junit.key(name): name for name in expected}
-    statuses = {junit.key(name): status for name, status in expected.items()}
-    differences = [
-        Difference(
-            names.get(one.test) or results[one.test].name,
-            one.expected,
-            one.found,
-            results[one.test].message if one.test in results else "",
-        )
-        for one in _differences(statuses, found, is_exact=wanted.is_exact)
-    ]
-    return Score(_also(differing(differences, len(statuses)), failure), counts, differences)
+        return Score(_also(differing(differences, len(statuses)), failure), counts, differences)
 
 
 def _differences(expected: Mapping[str, str], found: Mapping[str, str], *, is_exact: bool) -> Iterator[Difference]:
@@ -280,24 +284,3 @@ def zero(score: Score, ended: Ended | None, artifacts: Mapping[str, bytes]) -> V
         "first": [vars(one) for one in listed],
     }
     return Verdict(0.0, reason=score.reason, artifacts={**artifacts, REPORT: json.dumps(report, indent=1).encode()})
-
-
-def _is_file_name(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[\w+-][\w.+-]{0,99}", value) is not None
-
-
-def _expected(config: object) -> dict[str, str] | None:
-    name = "evaluator.config.expected_output_json"
-    if config is None:
-        return None
-    value = config
-    if isinstance(config, str):
-        try:
-            value = json.loads(config)
-        except (ValueError, RecursionError) as error:
-            raise InputError(name, config, f"isn't JSON: {error}") from None
-    if not isinstance(value, dict) or not all(status in STATUSES for status in value.values()):
-        raise InputError(name, config, f"must map test names to one of {', '.join(STATUSES)}")
-    if not value:
-        raise InputError(name, config, "names no test, so every run would pass; name the tests, or leave it out")
-    return {str(name): str(status) for name, status in value.items()}

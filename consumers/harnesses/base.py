@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, Protocol, TypeVar, get_args, get_origin
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
+from consumers import plug_in_settings
 from consumers.runtimes.base import ModelAccess, Runtime
 from topics.environment import registry
 from topics.types.agent import AgentSpec
-from topics.types.errors import InputError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -75,17 +75,4 @@ class NoSettings(msgspec.Struct, frozen=True):
 
 def checked_settings(agent: AgentSpec, settings: type[S]) -> S:
     """`agent.settings` as `settings`, whose fields all have defaults. Raises InputError for an unknown name or a bad value."""
-    fields = {each.name: each.type for each in msgspec.structs.fields(settings)}
-    for name, value in agent.settings.items():
-        where = f"agent.settings.{name}"
-        if name not in fields:
-            known = ", ".join(fields) or "none"
-            raise InputError(where, value, f"{agent.name} has no such setting; there are: {known}")
-        try:
-            msgspec.convert(value, fields[name])
-        except msgspec.ValidationError as error:
-            hint = fields[name]
-            plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-            names = get_args(plain) if get_origin(plain) is Literal else ()
-            raise InputError(where, value, f"must be one of {', '.join(names)}" if names else str(error)) from error
-    return settings(**agent.settings)
+    return plug_in_settings.read("agent.settings", agent.settings, settings, f"{agent.name} has no such setting")

@@ -12,7 +12,7 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.exits import Exit, ended
-from polar.cli.options import Data
+from polar.cli.options import Data, checked_run
 from polar.cli.output import note, print_json, say
 from topics.environment import settings
 from topics.types.errors import InputError, NotReadyError
@@ -54,6 +54,9 @@ def open_(
     mode: Annotated[
         Mode, typer.Option(help="train: the key enforces the training defaults for sampling.")
     ] = Mode.TRAIN,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="Run that a new task belongs to.  [default: none]")
+    ] = None,
     output: Annotated[
         Format, typer.Option("--format", help="env: for `eval` in a shell. json: for programs.")
     ] = Format.ENV,
@@ -66,7 +69,10 @@ def open_(
     from polar.sessions import Session
 
     ttl_s = seconds(ttl)
-    session = Session.open(settings=settings.load(data), task_id=task, samples=samples, ttl_s=ttl_s, mode=mode.value)
+    found = settings.load(data)
+    session = Session.open(
+        settings=found, task_id=task, samples=samples, ttl_s=ttl_s, mode=mode.value, run=checked_run(run)
+    )
     expires_at = session.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
     if output is Format.JSON:
         opened = {"session_id": session.session_id, "key": session.key, "expires_at": expires_at, "env": session.env}

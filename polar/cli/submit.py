@@ -78,7 +78,8 @@ class _Task:
         try:
             return uploads.with_content(self.request, self.folder)
         except InputError as error:
-            raise _placed(error, self.place) from None
+            error.move_to(f"{self.place}: {error.field}")
+            raise
 
 
 def _tasks(files: Sequence[str], run: str | None) -> list[_Task]:
@@ -113,7 +114,7 @@ def _requests(found: Settings, tasks: Sequence[_Task]) -> list[TaskRequest]:
                 request = task.uploaded(uploads)
                 if requests.setdefault(request.task_id, request) != request:
                     reason = "another body of this submission has the same id"
-                    raise _placed(InputError("task_id", request.task_id, reason), task.place)
+                    raise InputError(f"{task.place}: task_id", request.task_id, reason)
             except InputError as error:
                 problems.append(error)
     _end_if_bad(problems)
@@ -134,13 +135,8 @@ def _parsed(document: documents.Document, file: str, run: str | None) -> _Task:
     try:
         return _Task(document.place, documents.folder_of(file), parse(body))
     except InputError as error:
-        raise _placed(error, document.place) from None
-
-
-def _placed(error: InputError, place: str) -> InputError:
-    """The error with the place of its document."""
-    error.args = (f"{place}: {error}",)
-    return error
+        error.move_to(f"{document.place}: {error.field}")
+        raise
 
 
 async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, output: Format) -> int:

@@ -42,6 +42,7 @@ from polar.cli.task_selection import (
     row_options,
     selected,
     template_of,
+    upload_sources,
     variables_of,
 )
 from polar.tasks import checking, harbor_mapping
@@ -128,7 +129,9 @@ def check(
                 member, task, base, variables, run=run_name, solve=solve, options=options
             ),
         )
-        options.repositories.write({source for case in cases for source in case.sources})
+        options.repositories.write(
+            upload_sources(case.requests.nothing for case in cases if isinstance(case.requests, Requests))
+        )
         try:
             with progress.bar("tasks checked") as advance:
 
@@ -157,13 +160,6 @@ class _Case:
     """What to run, or the verdict if nothing can be run."""
     task_ids: tuple[str, str] | None = None
     """Of the submitted requests: solution, nothing. None: not submitted yet."""
-
-    @property
-    def sources(self) -> list[str]:
-        """Paths that its preparation uploads."""
-        if isinstance(self.requests, CheckedTask):
-            return []
-        return [action.source for action in self.requests.nothing.runtime.prepare if action.source is not None]
 
     def submitted(self, uploads: Uploads) -> Iterator[TaskRequest]:
         """The requests with the content of their uploads. The verdict is an error for a file that can't be uploaded, a body that is too

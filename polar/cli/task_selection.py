@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from polar.tasks.row_options import RowOptions
 from polar.tasks.task_sets import Condition, Found, Selection
 from polar.tasks.templates import TASK_FOLDER, with_sources
 from topics.types.errors import InputError
+from topics.types.task import TaskRequest
 
 SHOWN_PROBLEMS = 20
 """Messages about single tasks; the rest is counted."""
@@ -148,6 +149,11 @@ def row_options(
     """`beside`: the file whose folder gets the bundles of repositories."""
     folder = beside.parent / f"{beside.stem}.repositories"
     return RowOptions(image, Repositories(repositories.parse(repo or ()), folder), tuple(ignore or ()))
+
+
+def upload_sources(requests: Iterable[TaskRequest]) -> set[str]:
+    """The paths that the preparations upload."""
+    return {action.source for request in requests for action in request.runtime.prepare if action.source is not None}
 
 
 def variables_of(env: Sequence[str] | None) -> dict[str, str]:

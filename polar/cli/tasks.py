@@ -35,6 +35,7 @@ from polar.cli.task_selection import (
     row_options,
     selected,
     template_of,
+    upload_sources,
     variables_of,
 )
 from polar.tasks import mapping, task_sets
@@ -45,6 +46,7 @@ from polar.tasks.rows import Row
 from polar.tasks.task_sets import Found, Member, Selection, Task
 from topics.environment import cache, private_files
 from topics.types.errors import InputError
+from topics.types.task import TaskRequest
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -194,12 +196,12 @@ def import_tasks(
     selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
     options = row_options(image, repo, ignore, out)
     results = [(member, mapping.mapped(member, task, base, variables, options)) for member, task in selection.tasks]
-    bodies, refusals = _importable(results)
+    tasks, refusals = _importable(results)
     is_whole = not refusals and not selection.problems
-    written = bodies if is_whole or skip_refused else []
+    written = tasks if is_whole or skip_refused else []
     if written:
-        options.repositories.write({source for body in written for source in _sources(body)})
-        write(written)
+        options.repositories.write(upload_sources(request for _, request in written))
+        write([body for body, _ in written])
     _report([mapped for _, mapped in results], len(written), output)
     note_all([*map(str, selection.problems), *_grouped(refusals)])
     if not written:
@@ -212,20 +214,22 @@ Refusal = tuple[str, Finding]
 """A task's name, and why it isn't imported."""
 
 
-def _importable(results: Sequence[tuple[Found, Mapped]]) -> tuple[list[dict[str, Any]], list[Refusal]]:
-    """The bodies that are TaskRequests, and why the others aren't."""
-    bodies: dict[str, dict[str, Any]] = {}
+def _importable(
+    results: Sequence[tuple[Found, Mapped]],
+) -> tuple[list[tuple[dict[str, Any], TaskRequest]], list[Refusal]]:
+    """The bodies that are TaskRequests, with these, and why the others aren't."""
+    found: dict[str, tuple[dict[str, Any], TaskRequest]] = {}
     refusals: list[Refusal] = []
     for member, mapped in results:
         request = mapped.request()
         if isinstance(request, Finding):
             refusals += [(member.name, finding) for finding in mapped.refusals or (request,)]
-        elif request.task_id in bodies:
+        elif request.task_id in found:
             reason = "another task of the set has the same name, and so the same task_id; rename one"
             refusals.append((member.name, Finding("name", member.name, Outcome.REFUSED, reason)))
         else:
-            bodies[request.task_id] = mapped.body
-    return list(bodies.values()), refusals
+            found[request.task_id] = mapped.body, request
+    return list(found.values()), refusals
 
 
 def _grouped(refusals: Sequence[Refusal]) -> list[str]:
@@ -263,11 +267,6 @@ def _end_if_unread(selection: Selection) -> None:
     if selection.problems:
         note_all(list(map(str, selection.problems)))
         raise typer.Exit(Exit.BAD_INPUT)
-
-
-def _sources(body: dict[str, Any]) -> list[str]:
-    """The paths that the task's preparation uploads."""
-    return [action["source"] for action in body.get("runtime", {}).get("prepare", ()) if "source" in action]
 
 
 def _writer(out: Path) -> Callable[[list[dict[str, Any]]], None]:

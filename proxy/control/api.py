@@ -1,6 +1,6 @@
 """The control API: sessions for agents that people run themselves, and the text of tokens. Served on the control port, with its token.
 
-POST /v1/sessions {task_id?, ttl_s?, num_samples?, mode?, limits?}: 201 {session_id, key, expires_at, env}.
+POST /v1/sessions {task_id?, ttl_s?, num_samples?, mode?, run?, limits?}: 201 {session_id, key, expires_at, env}.
 POST /v1/sessions/<session_id>/close {reward?}: 202 {session_id}.
 POST /v1/detokenize {token_ids: [[int, …], …]}: 200 {texts: [str, …]}.
 
@@ -32,7 +32,7 @@ from topics.environment.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, envi
 from topics.environment.redaction import redacted
 from topics.types import field_errors
 from topics.types.session import task_id_of
-from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, TaskId
+from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, RunName, TaskId
 
 BODY_BYTES = 8 * 1024 * 1024
 """Of any request on the control port: room for a million token ids."""
@@ -52,6 +52,7 @@ WORDS = {
     "taken": "every sample of {task} has been opened; choose another task id, or say more samples when you open its first",
     "samples": "{task} was opened with another number of samples; leave num_samples out for all but its first session",
     "mode": "{task} was opened in the other mode; all samples of a task have one",
+    "run": "{task} was opened in another run, or in none; leave run out for all but its first session",
     "cancelled": "{task} was cancelled; choose another task id",
     "ended": "{named} has ended already",
     "unknown": "there is no session {named}",
@@ -59,7 +60,7 @@ WORDS = {
 }
 """Messages for the caller, by the reason of a Revoke."""
 CLOSING_WORDS = WORDS | {"submitted": "{named} is run by workers; `polar cancel {named}` ends it"}
-FIELDS = {"samples": "num_samples", "mode": "mode"}
+FIELDS = {"samples": "num_samples", "mode": "mode", "run": "run"}
 """The field of an open at fault, by reason; `task_id` for all others."""
 
 log = structlog.get_logger(__name__)
@@ -90,6 +91,7 @@ class OpenBody(Body):
     ttl_s: float = Field(default=TTL_S, ge=1, le=RUN_LIMIT_S)
     num_samples: int | None = Field(default=None, ge=1, le=SAMPLES_LIMIT)
     mode: Literal["train", "eval"] = "train"
+    run: RunName | None = None
     limits: LimitsSpec = LimitsSpec()
 
 
@@ -158,7 +160,7 @@ class ControlApi:
         body = _parsed(OpenBody, await _read(request, SESSION_BYTES) or b"{}")
         try:
             grant, granted_ms = await self._openings.open(
-                OpenRequest(body.task_id, body.ttl_s, body.num_samples, body.mode)
+                OpenRequest(body.task_id, body.ttl_s, body.num_samples, body.mode, body.run)
             )
         except SessionDeclinedError as declined:
             field = FIELDS.get(declined.reason, "task_id")

@@ -45,6 +45,7 @@ class OpenRequest:
     ttl_s: float
     num_samples: int | None
     mode: str
+    run: str | None = None
 
 
 class SessionDeclinedError(Exception):
@@ -85,6 +86,7 @@ class SessionOpener:
             round(request.ttl_s * 1000),
             request.num_samples,
             request.mode,
+            request.run,
         )
         try:
             with self._expect(claim_id) as expected:

@@ -30,6 +30,8 @@ def test_a_run_has_a_name_that_a_task_could_have() -> None:
     assert events.flaw(replace(SUBMITTED, plan=replace(PLAN, run="night"))) is None
     found = events.flaw(replace(SUBMITTED, plan=replace(PLAN, run="a b")))
     assert (found or "").startswith("plan.run: must match ")
+    found = events.flaw(SessionOpenRequested("f", "t", "o-1", 1000, run="a b"))
+    assert (found or "").startswith("run: must match ")
 
 
 @pytest.mark.parametrize("number", [-1, 10**18])

@@ -47,6 +47,11 @@ class InputError(ValueError):
         self.reason = reason
         super().__init__(f"{field}: {reason} (got {self.value})")
 
+    def move_to(self, field: str) -> None:
+        """Name the field by its place in a larger document, in the message as well."""
+        self.args = (f"{field}{str(self).removeprefix(self.field)}",)
+        self.field = field
+
 
 class NotReadyError(RuntimeError):
     """Something needed is missing; the message names it and how to get it."""

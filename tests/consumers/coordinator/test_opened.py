@@ -16,9 +16,9 @@ TTL_MS = 50_000
 
 
 def opening(
-    claim_id: str = "a", samples: int | None = None, task_id: str = "t", mode: str = "train"
+    claim_id: str = "a", samples: int | None = None, task_id: str = "t", mode: str = "train", run: str | None = None
 ) -> events.SessionOpenRequested:
-    return events.SessionOpenRequested(f"f-{claim_id}", task_id, claim_id, TTL_MS, samples, mode)
+    return events.SessionOpenRequested(f"f-{claim_id}", task_id, claim_id, TTL_MS, samples, mode, run)
 
 
 def closing(session_id: str = "t.0", reward: float | None = 1.0) -> events.SessionCloseRequested:
@@ -53,10 +53,21 @@ def test_each_open_of_a_task_takes_the_next_sample_until_there_is_none() -> None
     assert bench.give(opening("d")).commands == (Revoke("t", "d", "taken"),)
 
 
+def test_the_first_open_names_the_run_of_all_samples() -> None:
+    bench = Bench()
+    bench.give(opening("a", samples=2, run="night"))
+    bench.give(opening("b"))
+    assert bench.give(opening("c", run="day")).commands == (Revoke("t", "c", "run"),)
+    for session in ("t.0", "t.1"):
+        bench.give(closing(session))
+    bench.pass_time(CLOSING_MS)
+    assert [build.run for build in bench.builds.values()] == ["night", "night"]
+
+
 @pytest.mark.parametrize(
     ("wish", "reason"),
-    [(opening("b", samples=2), "samples"), (opening("b", mode="eval"), "mode")],
-    ids=["samples", "mode"],
+    [(opening("b", samples=2), "samples"), (opening("b", mode="eval"), "mode"), (opening("b", run="night"), "run")],
+    ids=["samples", "mode", "run"],
 )
 def test_an_open_that_contradicts_its_task_is_refused(wish: events.SessionOpenRequested, reason: str) -> None:
     bench = Bench()

@@ -119,10 +119,11 @@ async def test_an_open_is_a_fact_and_its_grant_becomes_a_key(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     asking = client.later(
-        "/v1/sessions", {"task_id": "t", "ttl_s": 90, "num_samples": 3, "mode": "eval", "limits": {"calls": 5}}
+        "/v1/sessions",
+        {"task_id": "t", "ttl_s": 90, "num_samples": 3, "mode": "eval", "run": "night", "limits": {"calls": 5}},
     )
     fact = await coordinator.fact(SessionOpenRequested)
-    assert (fact.task_id, fact.ttl_ms, fact.num_samples, fact.mode) == ("t", 90_000, 3, "eval")
+    assert (fact.task_id, fact.ttl_ms, fact.num_samples, fact.mode, fact.run) == ("t", 90_000, 3, "eval", "night")
     await coordinator.say(Grant("t.1", 1, "another's"), Grant("t.0", 1, fact.claim_id, 2, 17))
     status, told = await asking
     assert (status, told["session_id"]) == (201, "t.0")
