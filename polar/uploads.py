@@ -40,18 +40,23 @@ class Uploads:
         """
         if not lacks_content(request):
             return request
-        actions = {
-            name: [
-                self._with_content(action, action.type, folder, f"runtime.{name}.{index}")
-                if _needs_content(action)
-                else action
-                for index, action in enumerate(actions)
-            ]
+        runtime = request.runtime
+        changes: dict[str, object] = {
+            name: self._actions(actions, folder, f"runtime.{name}")
             for name in UPLOADING
-            if (actions := getattr(request.runtime, name)) is not None
+            if (actions := getattr(runtime, name)) is not None
         }
-        runtime = request.runtime.model_copy(update=actions)
+        if (verifier := runtime.verifier) is not None:
+            prepare = self._actions(verifier.prepare, folder, "runtime.verifier.prepare")
+            changes["verifier"] = verifier.model_copy(update={"prepare": prepare})
+        runtime = runtime.model_copy(update=changes)
         return request.model_copy(update={"runtime": runtime, "agent": self._agent(request.agent, folder)})
+
+    def _actions(self, actions: list[PrepareAction], folder: Path, field: str) -> list[PrepareAction]:
+        return [
+            self._with_content(action, action.type, folder, f"{field}.{index}") if _needs_content(action) else action
+            for index, action in enumerate(actions)
+        ]
 
     def _agent(self, agent: AgentSpec, folder: Path) -> AgentSpec:
         skills = [
@@ -109,7 +114,7 @@ class Uploads:
 
 def lacks_content(request: TaskRequest) -> bool:
     """Whether `Uploads.with_content` has anything to store for the task."""
-    actions = (*request.runtime.prepare, *(request.runtime.eval_prepare or ()))
+    actions = (action for _, action in request.runtime.actions())
     return any(map(_needs_content, actions)) or any(file.content is None for _, file in request.agent.files())
 
 

@@ -1,8 +1,8 @@
-"""The stage evaluate: an evaluator judges what a run left in its runtime.
+"""The stage evaluate: an evaluator judges what a run left, in the run's runtime or in one of the verifier's own.
 
 In: a ticket with a runtime and with how the run ended. Out: `Evaluated` with a reward, or with an error and no reward; no reward is
 ever invented. The stage first kills all that earlier claims left in the runtime. The coordinator has the runtime discarded once a
-verdict counts.
+verdict counts. A runtime of the verifier's own is made and removed by the claim.
 """
 
 from __future__ import annotations
@@ -10,26 +10,38 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum, auto
 from typing import ClassVar
 
 import structlog
 from msgspec.structs import replace
 
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict, checked
-from consumers.runtimes.base import HOST_DISK_FULL, STORAGE_EXCEEDED, Runtime, SandboxError
+from consumers.runtimes.artifact_copy import carry
+from consumers.runtimes.base import HOST_DISK_FULL, STORAGE_EXCEEDED, Runtime, RuntimeBackend, SandboxError
 from consumers.runtimes.prepare import TargetError, prepare
-from consumers.stages import artifacts
+from consumers.stages import artifacts, verifier_sandbox
 from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact, text_of_fact
 from consumers.stages.evaluation_access import ClaimModels, RunArtifacts
 from consumers.stages.patient_blobs import fetch_for_evaluation
-from consumers.stages.worker_context import WorkerContext
+from consumers.stages.worker_context import WorkerContext, remove_made_by
 from topics.environment import registry
 from topics.types.errors import InputError, Kind, NotReadyError
 from topics.types.session import Status
 from topics.types.task import TaskRequest
 
 log = structlog.get_logger()
+
+
+class _Phase(Enum):
+    """Whose fault a failure is."""
+
+    MAKING = auto()
+    """The sandbox of the verifier's own is being made, and nothing of the run has reached it."""
+    PREPARING = auto()
+    """The evaluation's actions meet what the run left."""
+    EVALUATING = auto()
 
 
 class Evaluate:
@@ -40,23 +52,27 @@ class Evaluate:
     def __init__(self, context: WorkerContext, claim: Claim) -> None:
         self._context = context
         self._claim = claim
-        self._runtime: Runtime | None = None
         self._budget: Budget | None = None
-        self._is_preparing = False
+        self._phase = _Phase.MAKING
+        self._own_backend: RuntimeBackend | None = None
+        """Of the verifier's own sandbox."""
 
     async def do(self) -> StageFact:
         claim, ticket = self._claim, self._claim.ticket
         task = await claim.task(self._context.blobs)
-        await fetch_for_evaluation(self._context.blobs, task.runtime.eval_prepare or (), ticket.budget_s)
+        spec, verifier = task.runtime, task.runtime.verifier
+        uploads = (*(verifier.prepare if verifier else ()), *(spec.eval_prepare or ()))
+        await fetch_for_evaluation(self._context.blobs, uploads, ticket.budget_s)
         self._budget = budget = self._context.budget(ticket.budget_s)
-        self._runtime = await self._context.attach(ticket.runtime, claim.id, task.runtime, fresh=True)
-        await self._runtime.kill_all()
+        seen = spec.seen_whole if verifier else spec
+        run = await self._context.attach(ticket.runtime, claim.id, seen, fresh=True)
+        await run.kill_all()
         try:
-            return await self._fact(await budget.within(self._verdict(self._runtime, task, budget)))
+            return await self._fact(await budget.within(self._verdict(run, task, budget)))
         except SandboxError as error:
             if error.code == HOST_DISK_FULL:
                 await self._wait_for_room(budget)
-            if error.code != STORAGE_EXCEEDED:
+            if error.code != STORAGE_EXCEEDED or self._phase is _Phase.MAKING:
                 raise
             # What the agent wrote leaves no space for its evaluation: otherwise a bad reward could be turned into none.
             return await self._fact(Verdict(0.0, reason=str(error)))
@@ -66,13 +82,17 @@ class Evaluate:
             return replace(failure, artifacts=await self._stored(error.artifacts))
         except BudgetExceededError:
             longer = f"took longer than timeouts.evaluate = {ticket.budget_s:g} s"
-            if self._is_preparing:
+            if self._phase is _Phase.MAKING:
+                return claim.failure("timeout", Kind.INFRA, f"making the verifier's sandbox {longer}", retryable=True)
+            if self._phase is _Phase.PREPARING:
                 return await self._fact(Verdict(0.0, reason=f"preparing the evaluation {longer}"))
             return claim.failure("timeout", Kind.EVALUATION, f"the evaluation {longer}")
 
-    async def tidy(self, fact: StageFact | None) -> None:
-        """Leave the runtime to the coordinator, which has it discarded once a verdict counts. A worker that was frozen can't know whether
-        its own does, or whether another evaluation works in the runtime."""
+    async def tidy(self, fact: StageFact | None) -> None:  # noqa: ARG002 - whatever it says
+        """Leave the run's runtime to the coordinator, which has it discarded once a verdict counts. A worker that was frozen can't know
+        whether its own does, or whether another evaluation works in the runtime. The verifier's own is this claim's alone."""
+        if self._own_backend is not None:
+            await remove_made_by(self._own_backend, self._claim.id)
 
     async def _wait_for_room(self, budget: Budget) -> None:
         """Report the failure with room for the next try, or when this one's time is over: the coordinator counts tries."""
@@ -80,15 +100,18 @@ class Evaluate:
         with suppress(BudgetExceededError):
             await budget.within(self._context.disk_room.regained())
 
-    async def _verdict(self, runtime: Runtime, task: TaskRequest, budget: Budget) -> Verdict:
+    async def _verdict(self, run: Runtime, task: TaskRequest, budget: Budget) -> Verdict:
         """Raises EvaluationError, also for what the evaluator raised; InputError, NotReadyError and SandboxError aren't its fault."""
         make = registry.load(registry.Kind.EVALUATOR, task.evaluator.strategy)
         with _own_failures():
             evaluator: Evaluator = make(task.evaluator.config)
-        self._is_preparing = True
+        runtime = await self._runtime(run, task)
+        self._phase = _Phase.PREPARING
         try:
-            with _own_failures():
-                reason = await evaluator.restore(runtime) if isinstance(evaluator, Protecting) else None
+            reason = await self._carried(run, runtime, task)
+            if reason is None and isinstance(evaluator, Protecting):
+                with _own_failures():
+                    reason = await evaluator.restore(runtime)
             if reason is None:
                 actions = task.runtime.eval_prepare or ()
                 await prepare(runtime, actions, self._context.blobs, field="runtime.eval_prepare")
@@ -99,7 +122,7 @@ class Evaluate:
             reason = str(error)
         if reason is not None:
             return Verdict(0.0, reason=reason, artifacts={"evaluation_output": reason.encode(errors="replace")})
-        self._is_preparing = False
+        self._phase = _Phase.EVALUATING
         ticket = self._claim.ticket
         case = Case(
             runtime=runtime,
@@ -115,6 +138,20 @@ class Evaluate:
         )
         with _own_failures():
             return checked(await evaluator.evaluate(case))
+
+    async def _runtime(self, run: Runtime, task: TaskRequest) -> Runtime:
+        """The runtime of the evaluation."""
+        if task.runtime.verifier is None:
+            return run
+        self._own_backend = self._context.backend_of(task.runtime.of_verifier)
+        return await verifier_sandbox.made(self._own_backend, self._context, self._claim, task)
+
+    async def _carried(self, run: Runtime, runtime: Runtime, task: TaskRequest) -> str | None:
+        """Carry the run's artifacts into the verifier's own runtime. A reason if the run left what can't be carried."""
+        for path in task.runtime.verifier.artifacts if task.runtime.verifier else ():
+            if (reason := await carry(run, runtime, path)) is not None:
+                return reason
+        return None
 
     async def _fact(self, verdict: Verdict) -> StageFact:
         return self._claim.fact(

@@ -16,7 +16,7 @@ from consumers.runtimes.prepare import steps
 from consumers.stages.budget import BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
 from consumers.stages.patient_blobs import fetch
-from consumers.stages.worker_context import WorkerContext
+from consumers.stages.worker_context import WorkerContext, remove_made_by
 from topics.events import InitFinished
 from topics.types.errors import Kind
 from topics.types.task import TaskRequest
@@ -50,9 +50,7 @@ class Init:
         """Remove the runtime, half-made or whole, unless the session goes on in it."""
         if self._backend is None or (isinstance(fact, InitFinished) and fact.error is None):
             return
-        for found in await self._backend.labelled():
-            if found.labels.claim_id == self._claim.id:
-                await self._backend.remove(found.handle)
+        await remove_made_by(self._backend, self._claim.id)
 
     async def _make(self, backend: RuntimeBackend, task: TaskRequest) -> Handle:
         ticket = self._claim.ticket
@@ -62,5 +60,6 @@ class Init:
         blobs = self._context.blobs
         await fetch(blobs, task.runtime.prepare, FETCH_SHARE * ticket.budget_s)
         runtime = await backend.create(labels, task.runtime, steps(task.runtime.prepare, blobs))
-        await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
+        if task.runtime.verifier is None:
+            await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
         return runtime.handle

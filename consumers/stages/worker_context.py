@@ -128,6 +128,13 @@ class WorkerContext:
         return found
 
 
+async def remove_made_by(backend: RuntimeBackend, claim_id: str) -> None:
+    """Remove the runtimes that a claim made, half-made or whole. Raises SandboxError."""
+    for found in await backend.labelled():
+        if found.labels.claim_id == claim_id:
+            await backend.remove(found.handle)
+
+
 async def remove_runtime(backend: RuntimeBackend, runtime: Labelled, remover: str) -> bool:
     """Remove a runtime that nobody needs and log it as `<remover>.removed` or `.failed`; False if it failed."""
     labels = runtime.labels

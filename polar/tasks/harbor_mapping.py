@@ -14,8 +14,9 @@ from ipaddress import IPv6Address
 from pathlib import PurePosixPath
 from typing import Any
 
-from polar.tasks import dockerfile
-from polar.tasks.harbor_folder import CONFIG_LIMIT, HarborTask, inside, read_text
+from polar.tasks import dockerfile, harbor_variables, harbor_verifier
+from polar.tasks.harbor_dockerfile import translated, workdir_of
+from polar.tasks.harbor_folder import HarborTask, inside
 from polar.tasks.harbor_rules import (
     DOCKERFILE,
     FIELDS,
@@ -27,6 +28,7 @@ from polar.tasks.harbor_rules import (
     SETUP_NETWORK,
     TARGETS,
     TESTS,
+    VERIFIER,
     Outcome,
     Rule,
 )
@@ -38,9 +40,6 @@ from topics.types.errors import InputError
 from topics.types.runtime import UNKEPT, Network, Seen
 from topics.types.task import TaskRequest, parse
 
-VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
-EMBEDDED = re.compile(r"\$\{([^}:]+)(?::-([^}]*))?\}")
-"""A variable in a header, which may have text before and after it."""
 TASK_ID = re.compile(ids.TASK_ID)
 WORKDIR = "runtime.workdir"
 ID_CHARS = 128
@@ -117,26 +116,9 @@ def solution_env(task: HarborTask, variables: Mapping[str, str]) -> dict[str, st
     """The variables of the reference solution, which a rollout doesn't get. Raises InputError for one without a value."""
     env = task.config.solution.env
     try:
-        return _resolved(env, variables)
+        return harbor_variables.resolved(env, variables)
     except ValueError as error:
         raise InputError("solution.env", env, str(error)) from None
-
-
-def _resolved(env: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables, with a value for each `${VAR}`. Raises ValueError."""
-    return {name: _value(name, text, variables) for name, text in env.items()}
-
-
-def _value(name: str, text: str, variables: Mapping[str, str]) -> str:
-    found = VARIABLE.fullmatch(text)
-    return text if found is None else _variable(name, found, variables)
-
-
-def _variable(name: str, found: re.Match[str], variables: Mapping[str, str]) -> str:
-    value = variables.get(found[1], found[2])
-    if value is None:
-        raise ValueError(f"{name} needs a value for ${{{found[1]}}}; give it by --env {found[1]}")
-    return value
 
 
 def task_id(name: str) -> str:
@@ -156,6 +138,9 @@ class _Mapping:
         self._member, self._task, self._template, self._variables = member, task, template, variables
         self._body: dict[str, Any] = {"task_id": task_id(member.name), "instruction": task.instruction}
         self._findings: list[Finding] = []
+        self._translation: dockerfile.Translation | None = None
+        """Of the task's own Dockerfile."""
+        self._is_separate = task.config.verifier.is_separate and self._in_template(FOR_VERIFIER) is None
         if member.dataset is not None:
             self._put(f"{MARK}.dataset", member.dataset)
 
@@ -166,16 +151,24 @@ class _Mapping:
         for name, rule in FILES.items():
             if self._task.has(name):
                 self._file(name, rule)
+        if self._is_separate:
+            self._verifier()
         return Mapped(merged(self._body, self._template), tuple(self._findings))
 
     def _field(self, name: str, value: Any) -> None:
         rule = FIELDS[name]
         if name.endswith(NETWORK_FIELDS):
             return  # several fields together are a policy: `_policies`
+        if self._is_separate and name in harbor_verifier.FIELDS:
+            return  # together they are a sandbox: `_verifier`
         if value in rule.neutral:
             self._found(name, value, Outcome.NEUTRAL, "what Polar does anyway")
         elif replacing := self._replacing(rule):
             self._found(name, value, Outcome.REPLACED, f"the template has {replacing}")
+        elif name == "artifacts":
+            self._found(
+                name, value, Outcome.REFUSED, "no files of a sandbox are kept after its verifier; leave them out"
+            )
         elif rule.outcome is Outcome.CARRIED:
             self._carry(name, value, rule.becomes)
         else:
@@ -197,7 +190,8 @@ class _Mapping:
         elif name == DOCKERFILE:
             self._dockerfile(rule.becomes)
         elif name == TESTS:
-            self._tests(rule.becomes)
+            if not self._is_separate:
+                self._tests(rule.becomes)
         else:
             self._found(name, None, rule.outcome, rule.becomes)
 
@@ -205,11 +199,10 @@ class _Mapping:
         """What the task says of variables and of the working directory wins over its Dockerfile."""
         given = at(self._body, WORKDIR) if self._in_template(WORKDIR) is None else at(self._template, WORKDIR)
         try:
-            text = read_text(self._task.folder, DOCKERFILE, CONFIG_LIMIT)
-            context = inside(self._task.folder, DOCKERFILE).parent
-            found = dockerfile.translated(text, context, has_workdir=PurePosixPath(given or "").is_absolute())
+            found = translated(self._task, DOCKERFILE, given)
             image = self.image(found.image)
-            workdir = _workdir(found.workdir, given)
+            workdir = workdir_of(found.workdir, given)
+            self._translation = found
         except ValueError as error:
             self._found(DOCKERFILE, None, Outcome.REFUSED, str(error))
             return
@@ -219,11 +212,44 @@ class _Mapping:
         self._put("runtime.path", found.path)
         if workdir is not None:
             self._put(WORKDIR, workdir)
-        note = ""
-        if found.has_run and self._in_template(SETUP_NETWORK) is None:
-            self._put(SETUP_NETWORK, Network.HOST.value)
-            note = f": RUN has the network that Docker gives it, {SETUP_NETWORK}: {Network.HOST.value}"
-        self._found(DOCKERFILE, None, Outcome.CARRIED, f"{target}{note}")
+        self._found(DOCKERFILE, None, Outcome.CARRIED, f"{target}{self._with_network(found)}")
+
+    def _with_network(self, found: dockerfile.Translation) -> str:
+        """Give RUN a network, and say so."""
+        if not found.has_run or self._in_template(SETUP_NETWORK) is not None:
+            return ""
+        self._put(SETUP_NETWORK, Network.HOST.value)
+        return f": RUN has the network that Docker gives it, {SETUP_NETWORK}: {Network.HOST.value}"
+
+    def _verifier(self) -> None:
+        """Harbor makes the verifier's environment within the time that the task's own has."""
+        config = self._task.config
+        fields = [(name, value) for name, value in _set_fields(self._task) if name in harbor_verifier.FIELDS]
+        try:
+            own = self._own_sandbox()
+        except ValueError as error:
+            for name, value in fields:
+                self._found(name, value, Outcome.REFUSED, str(error))
+            return
+        if own.translation is not None:
+            self._with_network(own.translation)
+        if own.needs_upload:
+            self._put("runtime.eval_prepare", harbor_verifier.upload_of_tests(self._task))
+        self._put(VERIFIER, own.spec)
+        self._put(FOR_VERIFIER, "harbor")
+        self._put("evaluator.config.timeout_s", config.verifier.timeout_sec)
+        self._put("timeouts.evaluate", config.verifier.timeout_sec + config.environment.build_timeout_sec)
+        for name, value in fields:
+            self._found(name, value, Outcome.CARRIED, FIELDS[name].becomes)
+        if self._task.has(TESTS):
+            self._found(TESTS, None, Outcome.CARRIED, own.tests_in)
+
+    def _own_sandbox(self) -> harbor_verifier.Own:
+        """Raises ValueError."""
+        env = self.resolved(harbor_verifier.environment_of(self._task.config).env)
+        run = merged(self._body, self._template).get("runtime") if self._has_image else None
+        harbor_verifier.check_kept(at(self._template, "runtime.backend") or "cell")
+        return harbor_verifier.own_sandbox(self._task, env, run, self._translation)
 
     def _tests(self, target: str) -> None:
         """Harbor's own verifier sees all that the agent left in the container."""
@@ -236,9 +262,7 @@ class _Mapping:
             )
             self._found(TESTS, None, Outcome.REFUSED, reason)
         else:
-            upload = {"type": "upload_dir", "source": str((self._task.folder / TESTS).absolute()), "target": "/tests"}
-            # Files that the agent left there aren't tests.
-            self._put(target, [{"type": "exec", "command": "rm -rf /tests", "cwd": "/"}, upload])
+            self._put(target, harbor_verifier.upload_of_tests(self._task))
             self._put(FOR_VERIFIER, "harbor")
             self._put("runtime.verifier_sees", Seen.EVERYTHING.value)
             self._found(TESTS, None, Outcome.CARRIED, target)
@@ -259,7 +283,9 @@ class _Mapping:
             ("agent", config.agent, "runtime.network", Network.PROXY_ONLY),
             ("verifier", config.verifier, "runtime.verifier_network", Network.NONE),
         ):
-            place, decider = ("environment", config.environment) if part.network_mode is None else (name, part)
+            place, decider = (name, part) if part.network_mode is not None else ("environment", config.environment)
+            if name == "verifier" and decider is not part and config.verifier.environment is not None:
+                place, decider = "verifier.environment", config.verifier.environment
             is_environments_needed |= decider is config.environment
             if replacing := self._replacing(FIELDS[f"{name}.network_mode"]) or self._in_template(target):
                 self._policy(place, decider, Outcome.REPLACED, f"for the {name}, the template has {replacing}")
@@ -302,19 +328,22 @@ class _Mapping:
 
     def resolved(self, env: Mapping[str, str]) -> dict[str, str]:
         """Variables, with a value for each `${VAR}`. Raises ValueError."""
-        return _resolved(env, self._variables)
+        return harbor_variables.resolved(env, self._variables)
 
     def servers(self, servers: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """MCP servers, with a value for each `${VAR}` in their headers. Raises ValueError."""
         return [
-            {**server, "headers": {name: self._filled(name, text) for name, text in server["headers"].items()}}
+            {
+                **server,
+                "headers": {
+                    name: harbor_variables.filled(name, text, self._variables)
+                    for name, text in server["headers"].items()
+                },
+            }
             if server.get("headers")
             else server
             for server in servers
         ]
-
-    def _filled(self, name: str, text: str) -> str:
-        return EMBEDDED.sub(lambda found: _variable(name, found, self._variables), text)
 
     def image(self, name: str) -> str:
         """Raises ValueError if the runtime has no images."""
@@ -328,15 +357,6 @@ class _Mapping:
         if PurePosixPath(path).is_absolute() and not self._has_image:
             raise ValueError(f"an absolute folder needs an image; {IMAGE}, or make it relative")
         return path
-
-
-def _workdir(dockerfiles: str | None, given: str | None) -> str | None:
-    """The working directory of a task with a Dockerfile. Raises ValueError."""
-    if given is not None:
-        return str(PurePosixPath(dockerfiles or "") / given)
-    if dockerfiles == "/":
-        raise ValueError("its working directory is /, which can't be the workspace; set environment.workdir")
-    return dockerfiles
 
 
 def _unchanged(_: _Mapping, value: Any) -> Any:

@@ -12,6 +12,7 @@ from enum import StrEnum
 FOR_VERIFIER = "evaluator.strategy"
 """A template with this field has an evaluator in the place of the task's verifier."""
 HOSTS = "runtime.allowed_hosts"
+VERIFIER = "runtime.verifier"
 DOCKERFILE = "environment/Dockerfile"
 SETUP_NETWORK = "runtime.setup_network"
 
@@ -35,8 +36,8 @@ class Rule:
     """Values that change nothing."""
 
 
-def _carried(target: str, *replaced_by: str) -> Rule:
-    return Rule(Outcome.CARRIED, target, replaced_by or (target,))
+def _carried(target: str, *replaced_by: str, neutral: tuple[object, ...] = ()) -> Rule:
+    return Rule(Outcome.CARRIED, target, replaced_by or (target,), neutral)
 
 
 def _neutral(why: str) -> Rule:
@@ -66,13 +67,8 @@ FIELDS: Mapping[str, Rule] = {
     "verifier.timeout_sec": _carried("timeouts.evaluate", FOR_VERIFIER),
     "verifier.env": _carried("evaluator.env", FOR_VERIFIER),
     "verifier.user": _unbuilt(_USERS, FOR_VERIFIER),
-    "verifier.environment_mode": _unbuilt(
-        "no verifier has a sandbox of its own yet; set 'shared', or give an evaluator in the template",
-        FOR_VERIFIER, neutral=("shared",),
-    ),
-    "verifier.environment": _unbuilt(
-        "no verifier has a sandbox of its own yet; leave it out, or give an evaluator in the template", FOR_VERIFIER
-    ),
+    "verifier.environment_mode": _carried(VERIFIER, FOR_VERIFIER, neutral=("shared",)),
+    "verifier.environment": _carried(VERIFIER, FOR_VERIFIER),
     "verifier.collect": _unbuilt(
         "no command runs between the agent and the verifier; give an evaluator in the template that runs it", FOR_VERIFIER
     ),
@@ -95,9 +91,7 @@ FIELDS: Mapping[str, Rule] = {
     "solution.env": _neutral("for the reference solution alone, which no rollout sees"),
     "multi_step_reward_strategy": _unbuilt("a session has one instruction; there are no steps yet"),
     "steps": _unbuilt("a session has one instruction; there are no steps yet"),
-    "artifacts": _unbuilt(
-        "no files of a sandbox are collected for a verifier or after it; give an evaluator in the template", FOR_VERIFIER
-    ),
+    "artifacts": _carried(f"{VERIFIER}.artifacts", FOR_VERIFIER),
 }  # fmt: skip
 FILES: Mapping[str, Rule] = {
     "environment/docker-compose.yaml": _unbuilt("a sandbox has no other services beside it"),

@@ -5,7 +5,7 @@ Its fields take the place of a task's. The `source` of an upload may begin with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from topics.types.runtime import UPLOADING
@@ -18,12 +18,19 @@ def with_sources(template: Mapping[str, Any], place: Callable[[str], str]) -> di
     made = dict(template)
     for part, names in (("runtime", UPLOADING), ("agent", ("skills",))):
         if isinstance(old := template.get(part), Mapping):
-            lists = {name: uploads for name in names if isinstance(uploads := old.get(name), list)}
-            made[part] = {**old, **{name: [_with_source(each, place) for each in lists[name]] for name in lists}}
+            made[part] = _with_lists(old, names, place)
+    runtime = made.get("runtime")
+    if isinstance(runtime, Mapping) and isinstance(verifier := runtime.get("verifier"), Mapping):
+        made["runtime"] = {**runtime, "verifier": _with_lists(verifier, ("prepare",), place)}
     agent = made.get("agent")
     if isinstance(agent, Mapping) and isinstance(instructions := agent.get("instructions"), Mapping):
         made["agent"] = {**agent, "instructions": _with_source(instructions, place)}
     return made
+
+
+def _with_lists(part: Mapping[str, Any], names: Iterable[str], place: Callable[[str], str]) -> dict[str, Any]:
+    lists = {name: uploads for name in names if isinstance(uploads := part.get(name), list)}
+    return {**part, **{name: [_with_source(each, place) for each in lists[name]] for name in lists}}
 
 
 def _with_source(upload: Any, place: Callable[[str], str]) -> Any:

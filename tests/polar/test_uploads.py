@@ -146,3 +146,14 @@ def test_a_store_that_cannot_be_written_is_named(store: Path, folder: Path) -> N
     store.write_text("a file in its place")
     with pytest.raises(NotReadyError, match=r"repo can't be stored in the blob store \(POLAR_BLOBS\): "):
         Uploads(FolderBlobs(store)).with_content(task(FOLDER), folder)
+
+
+def test_the_preparation_of_a_verifier_is_uploaded(tmp_path: Path) -> None:
+    (tmp_path / "tests.txt").write_text("hidden")
+    upload = {"type": "upload_file", "source": "tests.txt", "target": "tests.txt"}
+    agent = {"harness": "shell", "custom_shell": {"command": "true"}}
+    task = parse({"task_id": "t", "instruction": "", "agent": agent, "runtime": {"verifier": {"prepare": [upload]}}})
+    with pytest.raises(InputError, match=r"runtime\.verifier\.prepare\[0\]\.source"):
+        task.check_uploads()
+    stored = Uploads(FolderBlobs(tmp_path / "blobs")).with_content(task, tmp_path)
+    stored.check_uploads()

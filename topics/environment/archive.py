@@ -13,7 +13,7 @@ import os
 import stat
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -136,6 +136,25 @@ def list_folder(path: Path) -> Tree:
         except OSError as error:
             raise ArchiveError(f"{path / prefix} can't be read: {error.strerror}") from None
     return Tree(path, tuple(sorted(entries, key=lambda entry: os.fsencode(entry.name))))
+
+
+def packed(entries: Iterable[tuple[Entry, Readable | None]]) -> Iterator[bytes]:
+    """An archive of entries with the content of the files, which is read in order. Raises ArchiveError for too large an archive, and for
+    content that ends too early."""
+    count, size = 0, len(_END)
+    for entry, content in entries:
+        count, size = count + 1, size + entry.packed_size
+        _check_limits(count, size)
+        yield entry.header
+        if content is None or entry.size is None:
+            continue
+        remaining = entry.size
+        while remaining:
+            chunk = _exactly(content, min(remaining, _CHUNK))
+            remaining -= len(chunk)
+            yield chunk
+        yield bytes(_padded(entry.size) - entry.size)
+    yield _END
 
 
 def unpack_file(archive: Readable, target: Path) -> None:

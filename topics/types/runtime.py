@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
@@ -16,6 +16,10 @@ from topics.types.uploads import PrepareAction
 
 IMAGE_NAME_LIMIT = 512
 """Characters: a registry's name (255), a tag (128) and a digest (71) fit."""
+ARTIFACTS_LIMIT = 100
+"""Files and folders that a verifier gets."""
+OWN_FOLDERS = ("/home/agent", "/tmp", "/proc", "/dev", "/run", "/sys")  # noqa: S108 - the sandbox's own
+"""Folders that each sandbox, and each evaluation, has for itself."""
 POOL_NAME = f"^{ids.NAME}$"
 PoolName = Annotated[str, StringConstraints(pattern=POOL_NAME)]
 
@@ -61,20 +65,97 @@ class Seen(StrEnum):
 CELL_LACKS = ("allow_internet", "kwargs")
 LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
 """Fields of `RuntimeSpec` that limit a session."""
-LANDLOCK_LACKS = (*CELL_LACKS, "gpus", "image", "verifier_sees", "allowed_hosts", *LIMITS)
+LANDLOCK_LACKS = (*CELL_LACKS, "gpus", "image", "verifier", "verifier_sees", "allowed_hosts", *LIMITS)
 IMAGE_BACKENDS = ("apptainer", "docker")
 """Backends that need an image."""
 UNKEPT = {
-    "apptainer": (*CELL_LACKS, "gpus", "verifier_sees", "cpus", "memory_mb", "pids", "storage_mb"),
+    "apptainer": (*CELL_LACKS, "gpus", "verifier", "verifier_sees", "cpus", "memory_mb", "pids", "storage_mb"),
     "cell": CELL_LACKS,
-    "docker": ("allow_internet", "kwargs", "verifier_sees"),
+    "docker": ("allow_internet", "kwargs", "verifier", "verifier_sees"),
     "landlock": LANDLOCK_LACKS,
     "process": (*LANDLOCK_LACKS, "network", "setup_network", "verifier_network"),
 }
 """Fields of `RuntimeSpec` that a backend doesn't keep: one that a task sets is refused, never ignored."""
 
 
-class RuntimeSpec(Part):
+class SandboxSpec(Part):
+    """What a sandbox holds, and its limits."""
+
+    image: Annotated[str, StringConstraints(min_length=1, max_length=IMAGE_NAME_LIMIT)] | None = None
+    """Name of an image in a registry, or one that the workers' setting `images` maps (docs/images.md)."""
+    prepare: list[PrepareAction] = []
+    """Steps before the agent starts, in order; in `verifier`, before the artifacts come."""
+    env: Environment = {}
+    """Variables for all programs of the sandbox."""
+    path: list[ProgramFolder] = []
+    """Folders of programs that come before those of PATH, for all programs of the sandbox."""
+    workdir: str | None = None
+    """Relative to the workspace. With an image it may be absolute, and then it is the workspace."""
+    cpus: float | None = Field(default=None, gt=0)
+    """Processors' worth of time that the sandbox's programs use together. None: no limit of the task's."""
+    memory_mb: int | None = Field(default=None, ge=16)
+    """Of the sandbox's programs together; over it the kernel kills one or all of them."""
+    storage_mb: int | None = Field(default=None, ge=1)
+    """Of the sandbox's files; over it the session ends, or its evaluation with the reward 0."""
+    pids: int | None = Field(default=None, ge=4)
+    """Processes and threads."""
+    files: int | None = Field(default=None, ge=16)
+    """Open files of one process."""
+    gpus: int = Field(default=0, ge=0)
+    """NVIDIA GPUs for the harness, and for the evaluation's commands; `prepare` has none. In a cell they are the program's alone while it
+    runs."""
+
+    @model_validator(mode="after")
+    def _one_path(self) -> Self:
+        if self.path and "PATH" in self.env:
+            raise ValueError(
+                "path and env.PATH can't both be given; use path for folders before those that are there anyway, and env.PATH alone "
+                "to replace them"
+            )
+        return self
+
+    def with_path(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """A program's variables, with `path` before its PATH."""
+        return {**environment, "PATH": ":".join([*self.path, environment["PATH"]])}
+
+
+def _is_artifact(path: str) -> str:
+    place = PurePosixPath(path)
+    if not path or "\0" in path or ".." in place.parts or str(place) == "/":
+        raise ValueError("must be the path of a file or folder, without '..' and zero bytes")
+    if (own := next((own for own in OWN_FOLDERS if _overlap(place, PurePosixPath(own))), None)) is not None:
+        raise ValueError(f"{path} is refused: an evaluation gets a {own} of its own; have the run write elsewhere")
+    return path
+
+
+def _overlap(one: PurePosixPath, other: PurePosixPath) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+ArtifactPath = Annotated[str, AfterValidator(_is_artifact)]
+
+
+class VerifierSpec(SandboxSpec):
+    """A sandbox of the evaluation's own, of the same backend.
+
+    It takes nothing from the run's sandbox but `artifacts`: no image, no preparation, no variables, no limits. `eval_prepare` and the
+    evaluator work in it.
+    """
+
+    artifacts: Annotated[list[ArtifactPath], Field(max_length=ARTIFACTS_LIMIT)] = []
+    """Files and folders that are copied from where the run left them to the same paths, before `eval_prepare`. Relative to the workspace;
+    with images on both sides they may be absolute. One that the run didn't leave is left out."""
+
+    @model_validator(mode="after")
+    def _absolute_with_an_image(self) -> Self:
+        if self.image is None and (outside := next((path for path in self.artifacts if path.startswith("/")), None)):
+            raise ValueError(
+                f"artifacts: {outside!r} is absolute, which needs verifier.image; make it relative to the workspace"
+            )
+        return self
+
+
+class RuntimeSpec(SandboxSpec):
     """The sandbox of a session."""
 
     backend: str | None = None
@@ -82,16 +163,6 @@ class RuntimeSpec(Part):
     `process`."""
     pool: PoolName = "default"
     """The workers that run the sessions: those started with `--pool` and this name."""
-    prepare: list[PrepareAction] = []
-    """Steps before the agent starts, in order."""
-    env: Environment = {}
-    """Variables for all programs of the session."""
-    path: list[ProgramFolder] = []
-    """Folders of programs that come before those of PATH, for all programs of the session."""
-    workdir: str | None = None
-    """Relative to the workspace. With an image it may be absolute, and then it is the workspace."""
-    image: Annotated[str, StringConstraints(min_length=1, max_length=IMAGE_NAME_LIMIT)] | None = None
-    """Name of an image in a registry, or one that the workers' setting `images` maps (docs/images.md)."""
     network: Network | None = None
     """For the harness. None: `proxy_only`, but `host` in a `process`, which can't do less."""
     setup_network: Network = Network.NONE
@@ -100,6 +171,8 @@ class RuntimeSpec(Part):
     """For the evaluation."""
     verifier_sees: Seen = Seen.WORKSPACE
     """Of the run, in the evaluation. `everything` needs an image."""
+    verifier: VerifierSpec | None = None
+    """None: the evaluation takes place in the run's sandbox, of which it sees `verifier_sees`."""
     allowed_hosts: list[HostEntry] = []
     """For the policy `allowlist`: names like `pypi.org` or `*.pypi.org`, with `:port` unless it is 80 or 443.
 
@@ -107,19 +180,6 @@ class RuntimeSpec(Part):
     """
     allow_internet: bool = True
     """Accepted for other systems' tasks if true; `network` says what the agent reaches."""
-    cpus: float | None = Field(default=None, gt=0)
-    """Processors' worth of time that the session's programs use together. None: no limit of the task's."""
-    memory_mb: int | None = Field(default=None, ge=16)
-    """Of the session's programs together; over it the kernel kills one or all of them."""
-    storage_mb: int | None = Field(default=None, ge=1)
-    """Of the session's files; over it the session ends."""
-    pids: int | None = Field(default=None, ge=4)
-    """Processes and threads."""
-    files: int | None = Field(default=None, ge=16)
-    """Open files of one process."""
-    gpus: int = Field(default=0, ge=0)
-    """NVIDIA GPUs for the harness, and for the evaluation's commands; `prepare` has none. In a cell they are the program's alone while it
-    runs."""
     eval_prepare: list[PrepareAction] | None = None
     """Steps between the run and the evaluation, in order: what the agent mustn't see."""
     import_path: str | None = None
@@ -139,15 +199,6 @@ class RuntimeSpec(Part):
         return self
 
     @model_validator(mode="after")
-    def _one_path(self) -> Self:
-        if self.path and "PATH" in self.env:
-            raise ValueError(
-                "path and env.PATH can't both be given; use path for folders before those that are there anyway, and env.PATH alone "
-                "to replace them"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _goes_with_an_image(self) -> Self:
         if self.image is None and self.verifier_sees is Seen.EVERYTHING:
             raise ValueError(
@@ -156,13 +207,43 @@ class RuntimeSpec(Part):
         return self
 
     @model_validator(mode="after")
+    def _goes_with_a_verifier(self) -> Self:
+        if self.verifier is None:
+            return self
+        if self.verifier_sees is not Seen.WORKSPACE:
+            raise ValueError("verifier_sees goes without verifier; name what it sees in verifier.artifacts")
+        if self.image is None and (
+            outside := next((path for path in self.verifier.artifacts if path.startswith("/")), None)
+        ):
+            raise ValueError(
+                f"verifier.artifacts: {outside!r} is absolute, which needs runtime.image; make it relative to the workspace"
+            )
+        return self
+
+    def actions(self) -> Iterator[tuple[str, PrepareAction]]:
+        """All actions, each with its place below `runtime`."""
+        lists = {name: getattr(self, name) or () for name in UPLOADING}
+        if self.verifier is not None:
+            lists["verifier.prepare"] = self.verifier.prepare
+        for name, actions in lists.items():
+            yield from ((f"{name}[{index}]", action) for index, action in enumerate(actions))
+
+    @property
+    def of_verifier(self) -> RuntimeSpec:
+        """The verifier's own sandbox. All of its files may be the run's, since artifacts can lie anywhere."""
+        assert self.verifier is not None, "the evaluation has a sandbox of its own"
+        own = {name: getattr(self.verifier, name) for name in SandboxSpec.model_fields}
+        return self.model_copy(update={**own, "verifier": None}).seen_whole
+
+    @property
+    def seen_whole(self) -> RuntimeSpec:
+        """The same sandbox, of which an evaluation sees all that the run left."""
+        return self if self.image is None else self.model_copy(update={"verifier_sees": Seen.EVERYTHING})
+
+    @model_validator(mode="after")
     def _is_kept(self) -> Self:
         self.check_kept(self.backend or "cell")
         return self
-
-    def with_path(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """A program's variables, with `path` before its PATH."""
-        return {**environment, "PATH": ":".join([*self.path, environment["PATH"]])}
 
     def check_kept(self, backend: str) -> None:
         """Raises ValueError for a field that `backend` doesn't keep."""
@@ -177,4 +258,4 @@ class RuntimeSpec(Part):
 
 
 UPLOADING = ("prepare", "eval_prepare")
-"""Fields of `RuntimeSpec` with actions."""
+"""Fields of `RuntimeSpec` with actions; `verifier` has more of them."""

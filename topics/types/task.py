@@ -29,7 +29,7 @@ from topics.types.agent import AgentSpec
 from topics.types.errors import InputError
 from topics.types.mcp import check_reachable
 from topics.types.parts import Environment, Part, is_http_url
-from topics.types.runtime import UPLOADING, Network, RuntimeSpec, Seen
+from topics.types.runtime import Network, RuntimeSpec, Seen
 
 INSTRUCTION_LIMIT = 1024 * 1024
 """Bytes of UTF-8."""
@@ -67,7 +67,7 @@ class EvaluatorSpec(Part):
     env: Environment = {}
     """Variables for the programs that the evaluator starts."""
     refresh_runtime: Literal[False] = False
-    """A fresh runtime for the evaluation isn't built yet."""
+    """Accepted for other systems' tasks if false; `runtime.verifier` gives the evaluation a sandbox of its own."""
 
 
 class Timeouts(Part):
@@ -226,10 +226,9 @@ class TaskRequest(Part):
 
     def check_uploads(self) -> None:
         """Raises InputError for the first upload without content."""
-        for name in UPLOADING:
-            for index, action in enumerate(getattr(self.runtime, name) or ()):
-                if action.type != "exec":
-                    action.uploaded(f"runtime.{name}[{index}]")
+        for place, action in self.runtime.actions():
+            if action.type != "exec":
+                action.uploaded(f"runtime.{place}")
         for field, file in self.agent.files():
             file.uploaded(field)
 
@@ -272,7 +271,7 @@ class TaskRequest(Part):
 YOUNGER: Mapping[str, Mapping[str, object]] = {
     "": {"run": None},
     "agent": {"instructions": None, "skills": []},
-    "runtime": {"path": [], "verifier_sees": Seen.WORKSPACE.value},
+    "runtime": {"path": [], "verifier": None, "verifier_sees": Seen.WORKSPACE.value},
 }
 """Fields that came after the first tasks, by the part that has them, with their defaults as JSON. A new field is added here."""
 

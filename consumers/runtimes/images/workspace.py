@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import PurePosixPath
 
-from consumers.runtimes.cell.bubblewrap import HOME, TMP, WORKSPACE
+from consumers.runtimes.cell.bubblewrap import WORKSPACE
 from topics.types.errors import InputError
-from topics.types.runtime import RuntimeSpec
+from topics.types.runtime import OWN_FOLDERS, RuntimeSpec
 
 KERNELS = ("/proc", "/dev", "/run", "/sys")
 """Folders that are the kernel's, or new for each program."""
-_OTHERS = (str(HOME), str(TMP), *KERNELS)
-"""Folders of every sandbox, in which no workspace can lie."""
 
 
 def workspace_of(image_workdir: PurePosixPath, spec: RuntimeSpec) -> PurePosixPath:
@@ -22,11 +20,11 @@ def workspace_of(image_workdir: PurePosixPath, spec: RuntimeSpec) -> PurePosixPa
     if not is_tasks and image_workdir == PurePosixPath("/"):
         return WORKSPACE
     found = PurePosixPath(os.path.normpath(wanted if is_tasks else image_workdir))
-    if any(found.is_relative_to(other) or PurePosixPath(other).is_relative_to(found) for other in _OTHERS):
+    if any(found.is_relative_to(other) or PurePosixPath(other).is_relative_to(found) for other in OWN_FOLDERS):
         place = "" if is_tasks else f"its working directory {found} "
         raise InputError(
             "runtime.workdir" if is_tasks else "runtime.image",
             str(wanted) if is_tasks else spec.image,
-            f"{place}can't be the workspace; set runtime.workdir to a folder outside of {', '.join(_OTHERS)}",
+            f"{place}can't be the workspace; set runtime.workdir to a folder outside of {', '.join(OWN_FOLDERS)}",
         )
     return found

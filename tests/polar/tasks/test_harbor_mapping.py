@@ -87,7 +87,7 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "environment.workdir": ("runtime.workdir", "sub"),
 }
 UNBUILT = {
-    "agent.user", "verifier.user", "verifier.environment_mode", "verifier.environment", "verifier.collect", "environment.os",
+    "agent.user", "verifier.user", "verifier.collect", "environment.os",
     "environment.gpu_types", "environment.tpu",
     "environment.healthcheck", "multi_step_reward_strategy", "steps", "artifacts",
 }  # fmt: skip

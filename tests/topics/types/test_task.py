@@ -457,3 +457,50 @@ def test_a_run_has_a_name_like_a_task(name: object) -> None:
 def test_a_task_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         TaskRequest.model_validate(BODY).task_id = "other"
+
+
+def with_verifier(**verifier: Any) -> dict[str, Any]:
+    return body(runtime={"image": "run:1", "verifier": {"image": "judge:1"} | verifier})
+
+
+def test_a_verifier_s_own_sandbox_takes_no_limits_or_variables_from_the_run() -> None:
+    runtime = {
+        "image": "run:1",
+        "env": {"A": "1"},
+        "memory_mb": 64,
+        "pool": "p",
+        "verifier": {"cpus": 2, "image": "judge:1"},
+    }
+    own = parse(body(runtime=runtime)).runtime.of_verifier
+    assert (own.image, own.env, own.memory_mb, own.cpus, own.pool) == ("judge:1", {}, None, 2, "p")
+    assert own.verifier is None
+
+
+def test_a_verifier_survives_the_canonical_body_and_a_task_without_one_has_no_field_for_it() -> None:
+    task = parse(with_verifier(artifacts=["/out", "a/b"]))
+    assert TaskRequest.model_validate_json(task.canonical()) == task
+    assert b'verifier"' not in parse(BODY).canonical()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/", "a/../b", "/tmp/x", "/home", "/home/agent/x", "/proc/self/mem", "/dev", "/run/x", "/sys", "a\0b"],
+)
+def test_an_artifact_is_a_path_that_an_evaluation_can_have(path: str) -> None:
+    with pytest.raises(InputError, match="artifacts"):
+        parse(with_verifier(artifacts=[path]))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        ({"verifier": {"artifacts": ["/out"]}}, "verifier.image"),
+        ({"verifier": {"image": "judge:1", "artifacts": ["/out"]}}, "runtime.image"),
+        ({"image": "run:1", "verifier_sees": "everything", "verifier": {}}, "goes without verifier"),
+        ({"image": "run:1", "backend": "docker", "verifier": {}}, "can't be kept"),
+        ({"backend": "process", "verifier": {}}, "can't be kept"),
+    ],
+)
+def test_a_verifier_that_cannot_be_had_is_refused(runtime: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse(body(runtime=runtime))

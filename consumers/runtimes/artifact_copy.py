@@ -1,0 +1,147 @@
+"""Copies a file or a folder from the sandbox that a run left to the same path of another sandbox.
+
+Nothing in the run's sandbox is trusted: not the files, and not the programs that read them there, which the agent may have replaced. So
+what they write is untrusted bytes for one path. Files are written, never links, devices or pipes, and nothing outside of that path. A link
+in the place of an artifact is followed in the run's sandbox, where it leads to nothing that the run couldn't copy itself.
+
+As in Harbor (0.26, trial/artifact_handler.py): a path that isn't there is left out, a folder replaces the other sandbox's, and what in it
+can't be carried safely is left out. Harbor keeps links that stay inside of the folder; here all links are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from consumers.runtimes.base import HOST_DISK_FULL, Exec, Runtime, SandboxError
+from consumers.runtimes.images import layer_tar
+from consumers.runtimes.images.layer_tar import LayerError
+from consumers.runtimes.upload import Upload
+from topics.environment import archive
+from topics.environment.archive import BYTES_LIMIT, Entry
+from topics.environment.blobs import FolderBlobs
+from topics.types.errors import InputError
+
+_FOLDER, _FILE, _PROGRAM, _MISSING, _NO_TAR = 10, 11, 12, 13, 14
+"""Exit codes of `_PACK`."""
+_PACK = f"""\
+exec 2>/dev/null
+if [ -d "$SOURCE" ]; then
+  command -v tar >/dev/null || exit {_NO_TAR}
+  cd -- "$SOURCE" && tar -cf - . | head -c "$LIMIT"
+  exit {_FOLDER}
+fi
+[ -f "$SOURCE" ] || exit {_MISSING}
+head -c "$LIMIT" -- "$SOURCE" || exit
+[ -x "$SOURCE" ] && exit {_PROGRAM}
+exit {_FILE}
+"""
+_CLEAR = """\
+if [ "$IS_FOLDER" = 1 ] && [ -d "$TARGET" ]; then cd -- "$TARGET" && rm -rf -- ./* ./.[!.]* ./..?*; else rm -rf -- "$TARGET"; fi
+"""
+"""A folder itself stays: it may be the workspace, which can't be removed."""
+_STORE = "artifacts"
+"""A folder beside the logs of the target, for one artifact on its way."""
+
+
+class _Header(layer_tar.Entry):
+    """A header that is refused if reading it could fill this process's memory. No tar writes such headers for `_PACK`."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in (tarfile.GNUTYPE_SPARSE, tarfile.XGLTYPE):
+            raise LayerError(f"its tar has a header of the type {self.type!r}")
+        return super()._proc_member(tar)
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise LayerError("its tar has a sparse file")
+
+
+async def carry(source: Runtime, target: Runtime, path: str) -> str | None:
+    """Copy what lies at `path`, which is relative to the workspace of each sandbox or absolute. No program may run in `source`.
+
+    None if it was copied, or isn't there. Otherwise the reason why it can't be, which what the run left can cause. Raises SandboxError.
+    """
+    place = source.workspace / path
+    env = {"SOURCE": str(place), "LIMIT": str(BYTES_LIMIT + 1), "LC_ALL": "C"}
+    packing = Exec(_PACK, cwd=str(source.home), env=env, log="artifact.log", log_limit=BYTES_LIMIT + 1, is_ours=True)
+    try:
+        packed = await source.exec(packing)
+    except (SandboxError, InputError) as error:
+        if isinstance(error, SandboxError) and (error.code != "not_started" or not await source.can_start()):
+            raise
+        return f"the artifact {path} can't be read, since no program starts after the run: {error}"
+    try:
+        if packed.exit_code == _MISSING:
+            return None
+        if packed.exit_code == _NO_TAR:
+            return f"the artifact {path} is a folder, and the run's sandbox has no program tar to read it with"
+        if packed.exit_code not in (_FOLDER, _FILE, _PROGRAM):
+            return f"the artifact {path} can't be read: {packed.exceeded or f'exit code {packed.exit_code}'}"
+        return await _put(packed.log, target, path, packed.exit_code)
+    finally:
+        packed.log.unlink(missing_ok=True)
+
+
+async def _put(packed: Path, target: Runtime, path: str, kind: int) -> str | None:
+    """As `carry`. `packed`: a file, or a folder's tar."""
+    place = target.workspace / path
+    store = target.logs / _STORE
+    try:
+        blobs = FolderBlobs(store)
+        stored = await asyncio.to_thread(blobs.put_chunks, partial(_chunks, packed, kind))
+        if not await _clear(target, place, is_folder=kind == _FOLDER):
+            return f"the artifact {path} can't take the place of what the verifier's sandbox has there"
+        await target.upload(Upload(blobs, stored.ref, "" if kind == _FOLDER else place.name), place)
+    except archive.ArchiveError as error:
+        return f"the artifact {path} {error}"
+    except InputError as error:
+        return f"the artifact {path} can't be copied: {error.reason}"
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SandboxError(HOST_DISK_FULL, f"the disk of {store} has no room for the artifact {path}") from error
+    finally:
+        await asyncio.to_thread(shutil.rmtree, store, ignore_errors=True)
+    return None
+
+
+async def _clear(target: Runtime, place: PurePosixPath, *, is_folder: bool) -> bool:
+    env = {"TARGET": str(place), "IS_FOLDER": "1" if is_folder else ""}
+    cleared = await target.exec(Exec(_CLEAR, cwd=str(target.home), env=env, log="artifact-clear.log", is_ours=True))
+    return cleared.exit_code == 0
+
+
+def _chunks(packed: Path, kind: int) -> Iterator[bytes]:
+    """An archive of what was packed. Raises ArchiveError for what is too large, or isn't what it says it is."""
+    with packed.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > BYTES_LIMIT:
+            raise archive.ArchiveError(f"holds more than {BYTES_LIMIT // 1024**2} MiB")
+        if kind != _FOLDER:
+            size = os.fstat(file.fileno()).st_size
+            yield from archive.packed([(Entry("file", size, is_executable=kind == _PROGRAM), file)])
+            return
+        try:
+            with tarfile.open(
+                fileobj=file, mode="r|", tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
+            ) as tar:
+                yield from archive.packed(_entries(tar))
+        except (tarfile.TarError, LayerError, ValueError, OverflowError, RecursionError) as error:
+            raise archive.ArchiveError(f"can't be read as the run left it: {error}") from None
+
+
+def _entries(tar: tarfile.TarFile) -> Iterator[tuple[Entry, IO[bytes] | None]]:
+    """The files and folders of an untrusted tar."""
+    while (header := tar.next()) is not None:
+        tar.members.clear()  # type: ignore[attr-defined] # a list that would hold every entry
+        name = "/".join(part for part in header.name.split("/") if part not in ("", "."))
+        if name and header.isdir():
+            yield Entry(name, None), None
+        elif name and header.isreg() and not header.issparse():
+            yield Entry(name, header.size, bool(header.mode & 0o100)), tar.extractfile(header)

@@ -1,0 +1,120 @@
+"""What a verifier with an environment of its own becomes: `runtime.verifier`.
+
+As in Harbor (0.26, models/task/verifier_mode.py): its environment is `verifier.environment`, or a copy of the task's. Its image is
+`verifier.environment.docker_image`, or `tests/Dockerfile` says how it is made; then the tests lie in it. Otherwise it is the task's image,
+and the tests are uploaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polar.tasks.dockerfile import Translation
+from polar.tasks.harbor_dockerfile import translated, workdir_of
+from polar.tasks.harbor_folder import HarborTask
+from polar.tasks.harbor_rules import IMAGE, TESTS, VERIFIER
+from polar.tasks.harbor_schema import Artifact, Config, Environment
+from topics.types.runtime import UNKEPT
+
+FIELDS = ("verifier.environment_mode", "verifier.environment", "artifacts")
+"""Fields of a `task.toml` that are about it."""
+DOCKERFILE = "tests/Dockerfile"
+COMPOSE = "tests/docker-compose.yaml"
+PUBLISHED = "/logs/artifacts"
+"""A folder that Harbor always takes along."""
+_LIMITS = ("cpus", "memory_mb", "storage_mb", "gpus")
+_UNBUILT = {
+    "gpu_types": "no sandbox chooses GPUs by type",
+    "tpu": "no sandbox has TPUs",
+    "healthcheck": "no service of a sandbox is started before the tests, so nothing can become ready",
+}
+
+
+@dataclass(frozen=True)
+class Own:
+    """A verifier's own sandbox."""
+
+    spec: dict[str, Any]
+    """`runtime.verifier`, as JSON."""
+    tests_in: str
+    """The field that brings the tests."""
+    translation: Translation | None = None
+    """Of the Dockerfile that is the verifier's alone."""
+
+    @property
+    def needs_upload(self) -> bool:
+        """Whether the tests aren't in its image."""
+        return self.tests_in == "runtime.eval_prepare"
+
+
+def environment_of(config: Config) -> Environment:
+    return config.verifier.environment or config.environment
+
+
+def check_kept(backend: str) -> None:
+    """Raises ValueError if the runtime has no sandbox for a verifier."""
+    if "verifier" in UNKEPT.get(backend, ()):
+        raise ValueError(
+            f"the runtime {backend} has no sandbox for a verifier; leave runtime.backend out of the template"
+        )
+
+
+def upload_of_tests(task: HarborTask) -> list[dict[str, Any]]:
+    """Actions, as JSON. Files that lie at /tests before, perhaps the agent's, aren't tests."""
+    upload = {"type": "upload_dir", "source": str((task.folder / TESTS).absolute()), "target": "/tests"}
+    return [{"type": "exec", "command": "rm -rf /tests", "cwd": "/"}, upload]
+
+
+def own_sandbox(
+    task: HarborTask, env: Mapping[str, str], run: Mapping[str, Any] | None, translation: Translation | None
+) -> Own:
+    """`env`: the environment's variables, with values. `run`: the task's `runtime`; None: it has no image. `translation`: of the task's own
+    Dockerfile. Raises ValueError for what can't be had."""
+    environment = environment_of(task.config)
+    spec = _limits(environment) | {"env": dict(env), "artifacts": _artifacts(task.config.artifacts)}
+    if environment.workdir is not None:
+        spec["workdir"] = environment.workdir
+    if task.config.verifier.environment is not None and environment.docker_image is not None:
+        return Own(spec | {"image": environment.docker_image}, f"{VERIFIER}.image")
+    if task.has(COMPOSE):
+        raise ValueError(f"{COMPOSE}: a sandbox has no other services beside it")
+    if task.has(DOCKERFILE):
+        found = translated(task, DOCKERFILE, environment.workdir)
+        made = _made_by(found, spec) | {"image": found.image, "prepare": found.prepare}
+        return Own(made, f"{VERIFIER}.prepare", found)
+    if run is None:
+        raise ValueError(f"without an image nothing lies at /tests; {IMAGE}, or an evaluator in the template")
+    if translation is not None:
+        spec = _made_by(translation, spec)
+    return Own(spec | {"image": run.get("image"), "prepare": run.get("prepare", [])}, "runtime.eval_prepare")
+
+
+def _limits(environment: Environment) -> dict[str, Any]:
+    for name, why in _UNBUILT.items():
+        if getattr(environment, name):
+            raise ValueError(f"{name}: {why}; leave it out")
+    if environment.os != "linux":
+        raise ValueError("os: sandboxes run Linux alone")
+    return {name: value for name in _LIMITS if (value := getattr(environment, name)) is not None}
+
+
+def _artifacts(entries: Iterable[str | Artifact]) -> list[str]:
+    """The paths. `destination` is a place in Harbor's own results, and changes nothing for a verifier."""
+    found = [Artifact(source=entry) if isinstance(entry, str) else entry for entry in entries]
+    for one in found:
+        if one.service not in (None, "main"):
+            raise ValueError(
+                f"{one.source}: a sandbox has no service {one.service!r} beside it; leave the artifact out"
+            )
+        if one.exclude:
+            raise ValueError(f"{one.source}: exclude isn't applied yet; name the files and folders that are needed")
+    return list(dict.fromkeys([PUBLISHED, *(one.source for one in found)]))
+
+
+def _made_by(found: Translation, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A sandbox with the variables and folders of a Dockerfile, where the task doesn't say others."""
+    workdir = workdir_of(found.workdir, spec.get("workdir"))
+    changes = {} if workdir is None else {"workdir": workdir}
+    return {**spec, "env": found.env | spec["env"], "path": found.path, **changes}

@@ -1,0 +1,117 @@
+"""A separate verifier of Harbor becomes `runtime.verifier`, or refuses its task by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polar.tasks.harbor_mapping import mapped
+from polar.tasks.harbor_rules import Outcome
+from polar.tasks.task_sets import Member
+from tests.polar.tasks.writing import AGENT, mapped_task, read, write
+from topics.types.runtime import Network, Seen
+from topics.types.task import TaskRequest
+
+IMAGE: dict[str, Any] = {"docker_image": "run:1", "cpus": 2, "env": {"A": "1"}, "workdir": "/app"}
+SEPARATE: dict[str, Any] = {"environment_mode": "separate"}
+
+
+def request(folder: Path, config: dict[str, Any], **variables: str) -> TaskRequest:
+    made = mapped_task(folder, config, AGENT, **variables).request()
+    assert isinstance(made, TaskRequest), made
+    assert made.runtime.verifier is not None
+    assert made.runtime.verifier_sees is Seen.WORKSPACE
+    assert made.evaluator.strategy == "harbor"
+    return made
+
+
+def test_without_an_environment_it_is_a_copy_of_the_task_s_with_the_tests_uploaded(tmp_path: Path) -> None:
+    made = request(tmp_path, {"environment": IMAGE, "verifier": SEPARATE, "artifacts": ["/app/out.txt", "sub/dir"]})
+    verifier = made.runtime.verifier
+    assert verifier is not None
+    assert (verifier.image, verifier.cpus, verifier.env, verifier.workdir) == ("run:1", 2, {"A": "1"}, "/app")
+    assert verifier.artifacts == ["/logs/artifacts", "/app/out.txt", "sub/dir"]
+    assert [one.target for one in made.runtime.eval_prepare or ()] == [None, "/tests"]
+
+
+def test_an_environment_with_an_image_takes_nothing_of_the_task_s_and_has_the_tests(tmp_path: Path) -> None:
+    own = {"docker_image": "judge:1", "memory_mb": 64, "env": {"B": "${B:-2}"}}
+    made = request(tmp_path, {"environment": IMAGE, "verifier": {"environment": own}}, B="3")
+    verifier = made.runtime.verifier
+    assert verifier is not None
+    assert (verifier.image, verifier.memory_mb, verifier.env) == ("judge:1", 64, {"B": "3"})
+    assert (verifier.cpus, verifier.workdir, verifier.prepare) == (None, None, [])
+    assert made.runtime.eval_prepare is None
+
+
+def test_a_dockerfile_of_the_tests_makes_its_image(tmp_path: Path) -> None:
+    text = "FROM judge:1\nENV C=3\nWORKDIR /tests\nCOPY test.sh /tests/\nRUN chmod +x test.sh\n"
+    write(tmp_path, {}, tests__Dockerfile=text)
+    made = request(tmp_path, {"environment": IMAGE, "verifier": SEPARATE | {"environment": {"cpus": 1}}})
+    verifier = made.runtime.verifier
+    assert verifier is not None
+    assert (verifier.image, verifier.env, verifier.workdir) == ("judge:1", {"C": "3"}, "/tests")
+    assert [one.type for one in verifier.prepare][-2:] == ["upload_file", "exec"]
+    assert (made.runtime.setup_network, made.runtime.eval_prepare, made.runtime.image) == (Network.HOST, None, "run:1")
+
+
+def test_an_environment_without_an_image_has_that_of_the_task_s_dockerfile(tmp_path: Path) -> None:
+    own = {"verifier": {"environment": {"env": {"E": "5"}}}, "environment": {"env": {"A": "1"}}}
+    text = "FROM run:2\nENV D=4\nWORKDIR /app\nRUN true\n"
+    task = read(tmp_path, own, environment__Dockerfile=text)
+    found = mapped(Member("t", tmp_path), task, AGENT).request()
+    assert isinstance(found, TaskRequest), found
+    verifier = found.runtime.verifier
+    assert verifier is not None
+    assert (verifier.image, verifier.env, verifier.workdir) == ("run:2", {"D": "4", "E": "5"}, "/app")
+    assert verifier.prepare == found.runtime.prepare != []
+
+
+def test_the_limit_of_the_tests_and_the_time_to_make_its_sandbox_are_kept_apart(tmp_path: Path) -> None:
+    made = request(
+        tmp_path, {"environment": IMAGE | {"build_timeout_sec": 100}, "verifier": SEPARATE | {"timeout_sec": 30}}
+    )
+    assert (made.timeouts.evaluate, made.evaluator.config["timeout_s"]) == (130, 30)
+
+
+def test_its_network_is_the_verifier_s_or_that_of_its_environment(tmp_path: Path) -> None:
+    own = {"docker_image": "judge:1", "network_mode": "no-network"}
+    made = request(tmp_path, {"environment": IMAGE, "verifier": {"environment": own}})
+    assert (made.runtime.network, made.runtime.verifier_network) == (Network.HOST, Network.NONE)
+    own["network_mode"] = "public"
+    made = request(tmp_path, {"environment": IMAGE, "verifier": {"environment": own, "network_mode": "no-network"}})
+    assert made.runtime.verifier_network is Network.NONE
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"artifacts": [{"source": "/x", "service": "db"}]}, "service 'db'"),
+        ({"artifacts": [{"source": "/x", "exclude": ["*.o"]}]}, "exclude isn't applied"),
+        ({"verifier": {"environment": {"docker_image": "a", "os": "windows"}}}, "Linux alone"),
+        ({"verifier": {"environment": {"docker_image": "a", "gpu_types": ["H100"]}}}, "gpu_types"),
+        ({"verifier": {"environment": {"docker_image": "a", "healthcheck": {"command": "true"}}}}, "healthcheck"),
+        ({"artifacts": ["/tmp/x"]}, "of its own"),
+        ({"artifacts": ["/"]}, "the path of a file or folder"),
+        ({"verifier": SEPARATE | {"collect": [{"command": "dump"}]}}, "between the agent and the verifier"),
+    ],
+)
+def test_what_it_cannot_have_refuses_the_task(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    refusal = mapped_task(tmp_path, {"environment": IMAGE, "verifier": SEPARATE} | changes).request()
+    assert not isinstance(refusal, TaskRequest)
+    assert refusal.outcome is Outcome.REFUSED
+    assert words in refusal.becomes
+
+
+def test_services_beside_it_and_other_runtimes_refuse_the_task(tmp_path: Path) -> None:
+    config = {"environment": IMAGE, "verifier": SEPARATE}
+    docker = mapped_task(tmp_path, config, {**AGENT, "runtime": {"backend": "docker"}}).request()
+    assert not isinstance(docker, TaskRequest)
+    assert "the runtime docker has no sandbox for a verifier" in docker.becomes
+    write(tmp_path, {}, tests__Dockerfile="FROM a\n")
+    (tmp_path / "tests" / "docker-compose.yaml").write_text("services: {}\n")
+    composed = mapped_task(tmp_path, config).request()
+    assert not isinstance(composed, TaskRequest)
+    assert "docker-compose.yaml" in composed.becomes
