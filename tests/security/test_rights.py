@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import DescribeAclsRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -21,7 +22,7 @@ from tests.security.system import allow
 from topics import trajectories
 from topics.contract import acl, catalogue
 from topics.environment.settings import Settings
-from topics.log import admin, kafka
+from topics.log import admin, kafka, rights
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
@@ -31,6 +32,7 @@ OK, REFUSED = 0, 29
 """Kafka's codes: no error, TopicAuthorizationFailed."""
 NODE = 1
 ANSWER_MS = 10_000
+CHANGES = 20
 
 
 @dataclass(frozen=True)
@@ -129,3 +131,27 @@ async def test_a_role_writes_and_reads_the_topics_of_its_list_and_no_others(secu
     for operation, found in outcomes.items():
         allowed = listed(role, operation, topics)
         assert found == {topic: OK if topic in allowed else REFUSED for topic in topics}, operation
+
+
+async def test_when_rights_are_applied_every_broker_knows_them(tmp_path: Path) -> None:
+    """A process that starts then may ask any of them, and ends if it is refused."""
+    security = Security("SASL_PLAINTEXT", {SUPER: password(SUPER)}, super_users=frozenset({SUPER}), authorizer=True)
+    with Cluster(tmp_path, 3, announce=print, security=security) as three:
+        settings = Secured(three.bootstrap).settings(SUPER)
+        client = AIOKafkaAdminClient(**kafka.connection(settings))
+        await client.start()
+        try:
+            for change in range(CHANGES):
+                wanted = acl.rights("reader", settings.namespace) if change % 2 else []
+                await rights.apply(settings, {"User:reader": wanted})
+                known = await asyncio.gather(*(acls_known_to(client, node) for node in three.nodes))
+                assert len(set(known)) == 1, f"change {change}"
+                assert bool(known[0]) == bool(wanted)
+        finally:
+            await client.close()
+            three.kill()
+
+
+async def acls_known_to(client: AIOKafkaAdminClient, node: int) -> int:
+    answer = await client._send_request_to_node(node, DescribeAclsRequest(1, None, 1, None, None, 1, 1))
+    return sum(len(granted) for *_, granted in answer.resources)

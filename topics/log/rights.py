@@ -41,7 +41,7 @@ class Acl(NamedTuple):
 
 
 async def apply(settings: Settings, wanted: Mapping[str, Iterable[Right]]) -> None:
-    """Give each principal exactly these rights within the namespace, and return when the broker knows them; others keep theirs.
+    """Give each principal exactly these rights within the namespace, and return when every broker knows them; others keep theirs.
 
     The settings' user must be allowed to alter the cluster. Raises NotReadyError.
     """
@@ -57,11 +57,10 @@ async def apply(settings: Settings, wanted: Mapping[str, Iterable[Right]]) -> No
             if superfluous := present - acls:
                 answer = await client._send_request(_Delete(superfluous))
                 _require_done(settings, answer.filter_responses)
-            # The controller has them; the broker learns them a moment later.
-            while True:
-                if await _present(settings, client, wanted) == acls:
-                    return
-                await asyncio.sleep(LOOK_S)
+            # The controller has them; each broker learns them a moment later.
+            for broker in client._client.cluster.brokers():
+                while await _present(settings, client, wanted, broker.nodeId) != acls:
+                    await asyncio.sleep(LOOK_S)
     except (kafka.KafkaError, TimeoutError) as error:
         raise unreachable(settings, error) from None
     finally:
@@ -74,9 +73,11 @@ def _acls(principal: str, right: Right) -> Iterable[Acl]:
         yield Acl(KINDS[right.kind], right.name, pattern, principal, "*", OPERATIONS[operation], ALLOW)
 
 
-async def _present(settings: Settings, client: AIOKafkaAdminClient, principals: Collection[str]) -> set[Acl]:
-    """The principals' ACLs for names of the namespace. Raises NotReadyError."""
-    answer = await client._send_request(DescribeAclsRequest(ANY, None, ANY, None, None, ANY, ANY))
+async def _present(
+    settings: Settings, client: AIOKafkaAdminClient, principals: Collection[str], broker: int | None = None
+) -> set[Acl]:
+    """The principals' ACLs for names of the namespace, as a broker knows them, by default any. Raises NotReadyError."""
+    answer = await client._send_request(DescribeAclsRequest(ANY, None, ANY, None, None, ANY, ANY), broker)
     _require_done(settings, [(answer.error_code, answer.error_message)])
     found = {
         Acl(kind, name, pattern, *granted)
