@@ -28,7 +28,7 @@ from proxy.dialects.openai_chat import OpenAIChat
 from proxy.engines.pool import Engines
 from proxy.engines.replicas import Replicas
 from proxy.engines.vllm_chat import VllmChat
-from tests.proxy.conftest import Bench
+from tests.proxy.conftest import Bench, proxied
 from tests.waiting import eventually
 from topics import completions
 from topics.environment.redaction import PREFIX
@@ -158,6 +158,18 @@ async def test_a_closed_key_is_409_and_not_asked_again(client: AsyncOpenAI, benc
         return False
 
     await eventually(refused)
+
+
+async def test_a_proxy_knows_what_was_closed_minutes_before_it_started(
+    bench: Bench, engine_url: str, http: aiohttp.ClientSession
+) -> None:
+    await bench.close_key()
+    body = {"model": "m", "messages": HI}
+    async with proxied(bench, engine_url) as proxy:
+        for claim, status in [("c1", 409), ("c2", 200)]:
+            headers = {"Authorization": f"Bearer {bench.key('t.0', claim)}"}
+            async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body) as response:
+                assert response.status == status
 
 
 async def test_a_closed_key_counts_and_lists_nothing(proxy: Proxy, bench: Bench, http: aiohttp.ClientSession) -> None:
