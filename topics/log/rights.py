@@ -59,7 +59,9 @@ async def apply(settings: Settings, wanted: Mapping[str, Iterable[Right]]) -> No
                 _require_done(settings, answer.filter_responses)
             # The controller has them; each broker learns them a moment later.
             for broker in client._client.cluster.brokers():
-                while await _present(settings, client, wanted, broker.nodeId) != acls:
+                while True:
+                    if await _present(settings, client, wanted, broker.nodeId) == acls:
+                        break
                     await asyncio.sleep(LOOK_S)
     except (kafka.KafkaError, TimeoutError) as error:
         raise unreachable(settings, error) from None
