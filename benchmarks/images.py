@@ -4,7 +4,8 @@
 
 The image is a Debian that debootstrap makes; Docker's daemon is this benchmark's own unless one answers. `runtime.prepare` has one action,
 which is carried out once: each session that counts begins with what it left. INIT is all that a worker's stage init does with a runtime:
-its creation and preparation. Needs root, debootstrap, skopeo and docker.io.
+its creation and preparation, without the start of a program. Needs root, debootstrap, skopeo and docker.io,
+so `python -m benchmarks` leaves it out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from topics.environment.blobs import FolderBlobs
 from topics.types.runtime import RuntimeSpec
 
 SESSIONS = 40
-"""Of each backend, one after another."""
+"""Sessions that count, of each backend by turns."""
 AT_ONCE = 32
 SPEC = RuntimeSpec.model_validate(
     {"image": base.IMAGE, "prepare": [{"type": "exec", "command": "echo prepared > /srv/prepared"}]}

@@ -61,7 +61,7 @@ def _value(field: str, value: object, hint: Any) -> object:
 
 
 def _expected(hint: Any) -> str | None:
-    """What a value must be, if that is clearer than the words of msgspec."""
+    """A description of the type's values for an error; None where msgspec's own message is clear."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return next(filter(None, map(_expected, arguments)), None)

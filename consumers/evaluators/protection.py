@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
+from consumers.evaluators import settings
 from consumers.evaluators.command import ObstructedError, raise_fault
 from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime
 from topics.types.errors import InputError
@@ -100,9 +101,7 @@ class Protection:
     def __init__(self, protected: Sequence[str] | Literal[False], others: Sequence[str] = ()) -> None:
         """`protected`: the setting; False: no file is protected. `others`: further paths. Raises InputError."""
         if protected and not all(map(_is_path, protected)):
-            raise InputError(
-                FIELD, protected, "must be false, or a list of paths relative to the workspace, without .."
-            )
+            raise settings.refused("protected", protected, settings.PROTECTED)
         self._paths = None if protected is False else (*protected, *others)
 
     async def keep(self, runtime: Runtime) -> None:

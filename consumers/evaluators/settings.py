@@ -17,9 +17,10 @@ PLACE = "evaluator.config"
 Config = Mapping[str, object]
 CommandText = Annotated[str, Meta(min_length=1), Expected("must be a command, as text")]
 Seconds = Annotated[float, Meta(gt=0), Expected("must be a number of seconds, more than 0")]
+PROTECTED = "must be false, or a list of paths relative to the workspace, without .."
 ProtectedPaths = Annotated[
     list[str] | Literal[False],
-    Expected("must be false, or a list of paths relative to the workspace, without .."),
+    Expected(PROTECTED),
 ]
 S = TypeVar("S", bound=msgspec.Struct)
 

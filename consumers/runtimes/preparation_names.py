@@ -1,4 +1,4 @@
-"""The names of preparations: what sessions with equal beginnings of `runtime.prepare` share on one host.
+"""The names of preparations, which sessions with equal beginnings of `runtime.prepare` share on one host, and the locks of their makers.
 
 A preparation is named by all that decides it, so another command, another uploaded file, another action before it or another image is
 another preparation.
@@ -9,15 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from consumers.runtimes import file_locks
 from topics.types.runtime import LIMITS, RuntimeSpec
 from topics.types.uploads import PrepareAction
 
 T = TypeVar("T")
+FOLDER = ".prepared"
+"""A folder beside those of the sessions, none of which has such a name."""
+LOCKS = 16
+"""Files for locks: two preparations with one lock are made one after the other."""
 APART = 64
 """Actions of a task that are preparations of their own; all others are one with the last. The kernel takes some 200 layers in all."""
+
+
+def locked(sessions: Path, name: str) -> AbstractAsyncContextManager[None]:
+    """Make a preparation alone among the workers of `sessions`, the folder of the sessions."""
+    folder = sessions / FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return file_locks.held(folder / f".lock-making-{int(name[:8], 16) % LOCKS}")
 
 
 def names_of(digest: str, spec: RuntimeSpec) -> list[str]:

@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 class _Phase(Enum):
-    """Whose fault a failure is."""
+    """The phases of an evaluation. The phase in which it fails decides who is at fault."""
 
     MAKING = auto()
     """The sandbox of the verifier's own is being made, and nothing of the run has reached it."""
@@ -55,7 +55,7 @@ class Evaluate:
         self._budget: Budget | None = None
         self._phase = _Phase.MAKING
         self._own_backend: RuntimeBackend | None = None
-        """Of the verifier's own sandbox."""
+        """The backend of the verifier's own sandbox, once there is one."""
 
     async def do(self) -> StageFact:
         claim, ticket = self._claim, self._claim.ticket

@@ -139,7 +139,7 @@ class _Mapping:
         self._body: dict[str, Any] = {"task_id": task_id(member.name), "instruction": task.instruction}
         self._findings: list[Finding] = []
         self._translation: dockerfile.Translation | None = None
-        """Of the task's own Dockerfile."""
+        """The translation of the task's own Dockerfile, once it is read."""
         self._is_separate = task.config.verifier.is_separate and self._in_template(FOR_VERIFIER) is None
         if member.dataset is not None:
             self._put(f"{MARK}.dataset", member.dataset)
@@ -159,7 +159,7 @@ class _Mapping:
         rule = FIELDS[name]
         if name.endswith(NETWORK_FIELDS):
             return  # several fields together are a policy: `_policies`
-        if self._is_separate and name in harbor_verifier.FIELDS:
+        if self._is_separate and name in harbor_verifier.OWN_FIELDS:
             return  # together they are a sandbox: `_verifier`
         if value in rule.neutral:
             self._found(name, value, Outcome.NEUTRAL, "what Polar does anyway")
@@ -224,7 +224,7 @@ class _Mapping:
     def _verifier(self) -> None:
         """Harbor makes the verifier's environment within the time that the task's own has."""
         config = self._task.config
-        fields = [(name, value) for name, value in _set_fields(self._task) if name in harbor_verifier.FIELDS]
+        fields = [(name, value) for name, value in _set_fields(self._task) if name in harbor_verifier.OWN_FIELDS]
         try:
             own = self._own_sandbox()
         except ValueError as error:

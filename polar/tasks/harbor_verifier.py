@@ -1,4 +1,4 @@
-"""What a verifier with an environment of its own becomes: `runtime.verifier`.
+"""Maps a verifier with an environment of its own to `runtime.verifier`.
 
 As in Harbor (0.26, models/task/verifier_mode.py): its environment is `verifier.environment`, or a copy of the task's. Its image is
 `verifier.environment.docker_image`, or `tests/Dockerfile` says how it is made; then the tests lie in it. Otherwise it is the task's image,
@@ -14,22 +14,17 @@ from typing import Any
 from polar.tasks.dockerfile import Translation
 from polar.tasks.harbor_dockerfile import translated, workdir_of
 from polar.tasks.harbor_folder import HarborTask
-from polar.tasks.harbor_rules import IMAGE, TESTS, VERIFIER
+from polar.tasks.harbor_rules import FIELDS, IMAGE, TESTS, VERIFIER, Outcome
 from polar.tasks.harbor_schema import Artifact, Config, Environment
 from topics.types.runtime import UNKEPT
 
-FIELDS = ("verifier.environment_mode", "verifier.environment", "artifacts")
+OWN_FIELDS = ("verifier.environment_mode", "verifier.environment", "artifacts")
 """Fields of a `task.toml` that are about it."""
 DOCKERFILE = "tests/Dockerfile"
 COMPOSE = "tests/docker-compose.yaml"
 PUBLISHED = "/logs/artifacts"
 """A folder that Harbor always takes along."""
 _LIMITS = ("cpus", "memory_mb", "storage_mb", "gpus")
-_UNBUILT = {
-    "gpu_types": "no sandbox chooses GPUs by type",
-    "tpu": "no sandbox has TPUs",
-    "healthcheck": "no service of a sandbox is started before the tests, so nothing can become ready",
-}
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class Own:
     tests_in: str
     """The field that brings the tests."""
     translation: Translation | None = None
-    """Of the Dockerfile that is the verifier's alone."""
+    """The translation of the verifier's own Dockerfile, if it has one."""
 
     @property
     def needs_upload(self) -> bool:
@@ -92,11 +87,10 @@ def own_sandbox(
 
 
 def _limits(environment: Environment) -> dict[str, Any]:
-    for name, why in _UNBUILT.items():
-        if getattr(environment, name):
-            raise ValueError(f"{name}: {why}; leave it out")
-    if environment.os != "linux":
-        raise ValueError("os: sandboxes run Linux alone")
+    for name in Environment.model_fields:
+        rule, value = FIELDS[f"environment.{name}"], getattr(environment, name)
+        if rule.outcome is Outcome.REFUSED and value and value not in rule.neutral:
+            raise ValueError(f"{name}: {rule.becomes}; leave it out")
     return {name: value for name in _LIMITS if (value := getattr(environment, name)) is not None}
 
 

@@ -153,5 +153,5 @@ async def test_when_rights_are_applied_every_broker_knows_them(tmp_path: Path) -
 
 
 async def acls_known_to(client: AIOKafkaAdminClient, node: int) -> int:
-    answer = await client._send_request_to_node(node, DescribeAclsRequest(1, None, 1, None, None, 1, 1))
+    answer = await client._send_request_to_node(node, DescribeAclsRequest(*rights.ALL))
     return sum(len(granted) for *_, granted in answer.resources)

@@ -24,6 +24,8 @@ OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfig
 LITERAL, PREFIXED = 3, 4
 ALLOW = 3
 ANY = 1
+ALL = (ANY, None, ANY, None, None, ANY, ANY)
+"""The filter of a DescribeAcls that every ACL passes."""
 CLUSTER_AUTHORIZATION_FAILED = 31
 """Kafka's codes."""
 
@@ -59,9 +61,7 @@ async def apply(settings: Settings, wanted: Mapping[str, Iterable[Right]]) -> No
                 _require_done(settings, answer.filter_responses)
             # The controller has them; each broker learns them a moment later.
             for broker in client._client.cluster.brokers():
-                while True:
-                    if await _present(settings, client, wanted, broker.nodeId) == acls:
-                        break
+                while await _present(settings, client, wanted, broker.nodeId) != acls:  # noqa: ASYNC110 - no broker announces it
                     await asyncio.sleep(LOOK_S)
     except (kafka.KafkaError, TimeoutError) as error:
         raise unreachable(settings, error) from None
@@ -79,7 +79,7 @@ async def _present(
     settings: Settings, client: AIOKafkaAdminClient, principals: Collection[str], broker: int | None = None
 ) -> set[Acl]:
     """The principals' ACLs for names of the namespace, as a broker knows them, by default any. Raises NotReadyError."""
-    answer = await client._send_request(DescribeAclsRequest(ANY, None, ANY, None, None, ANY, ANY), broker)
+    answer = await client._send_request(DescribeAclsRequest(*ALL), broker)
     _require_done(settings, [(answer.error_code, answer.error_message)])
     found = {
         Acl(kind, name, pattern, *granted)

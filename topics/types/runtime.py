@@ -18,7 +18,10 @@ IMAGE_NAME_LIMIT = 512
 """Characters: a registry's name (255), a tag (128) and a digest (71) fit."""
 ARTIFACTS_LIMIT = 100
 """Files and folders that a verifier gets."""
-OWN_FOLDERS = ("/home/agent", "/tmp", "/proc", "/dev", "/run", "/sys")  # noqa: S108 - the sandbox's own
+HOME, TMP = "/home/agent", "/tmp"  # noqa: S108 - the sandbox's own
+KERNELS = ("/proc", "/dev", "/run", "/sys")
+"""Folders that are the kernel's, or new for each program."""
+OWN_FOLDERS = (HOME, TMP, *KERNELS)
 """Folders that each sandbox, and each evaluation, has for itself."""
 POOL_NAME = f"^{ids.NAME}$"
 PoolName = Annotated[str, StringConstraints(pattern=POOL_NAME)]
@@ -42,7 +45,7 @@ ProgramFolder = Annotated[str, AfterValidator(_is_program_folder)]
 
 
 class Network(StrEnum):
-    """What programs in a sandbox reach."""
+    """A network policy: what programs in a sandbox can reach."""
 
     PROXY_ONLY = "proxy_only"
     """The model, through Polar's proxy, if they are the harness; otherwise nothing."""
@@ -54,7 +57,7 @@ class Network(StrEnum):
 
 
 class Seen(StrEnum):
-    """What an evaluation sees of a run."""
+    """How much of a run its evaluation sees."""
 
     WORKSPACE = "workspace"
     """Its workspace. Everything else is as `prepare` left it."""
@@ -79,7 +82,7 @@ UNKEPT = {
 
 
 class SandboxSpec(Part):
-    """What a sandbox holds, and its limits."""
+    """The content and the limits of a sandbox."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=IMAGE_NAME_LIMIT)] | None = None
     """Name of an image in a registry, or one that the workers' setting `images` maps (docs/images.md)."""
@@ -94,9 +97,9 @@ class SandboxSpec(Part):
     cpus: float | None = Field(default=None, gt=0)
     """Processors' worth of time that the sandbox's programs use together. None: no limit of the task's."""
     memory_mb: int | None = Field(default=None, ge=16)
-    """Of the sandbox's programs together; over it the kernel kills one or all of them."""
+    """Megabytes of memory for all programs of the sandbox together; over it the kernel kills one or all of them."""
     storage_mb: int | None = Field(default=None, ge=1)
-    """Of the sandbox's files; over it the session ends, or its evaluation with the reward 0."""
+    """Megabytes of files in the sandbox; over it the session ends, or its evaluation with the reward 0."""
     pids: int | None = Field(default=None, ge=4)
     """Processes and threads."""
     files: int | None = Field(default=None, ge=16)

@@ -17,7 +17,6 @@ Not enforced: system calls, and limits but `files`.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -30,10 +29,9 @@ from consumers.runtimes.apptainer import command, installation, place
 from consumers.runtimes.apptainer.images import SifStore
 from consumers.runtimes.apptainer.place import OVERLAY, Plan
 from consumers.runtimes.base import Handle, Labelled, Labels, Step
-from consumers.runtimes.cell.bubblewrap import HOME
 from consumers.runtimes.container import carrying
 from consumers.runtimes.container.line import Line
-from consumers.runtimes.container.sandbox import ContainerRuntime, Facts, Names, lines_of
+from consumers.runtimes.container.sandbox import ContainerRuntime, Facts, Names, lines_of, needed_folders
 from consumers.runtimes.container.toolbox import Toolbox, host_tools
 from consumers.runtimes.images.store import ImageStore
 from consumers.runtimes.images.workspace import workspace_of
@@ -148,20 +146,17 @@ class ApptainerBackend:
 
     async def _start(self, names: Names, part: str, spec: RuntimeSpec, facts: Facts, network: Network) -> int:
         """Start a container; its limit of open files."""
-        workspace = PurePosixPath(facts.workspace)
-        workdir = PurePosixPath(os.path.normpath(workspace / (spec.workdir or ".")))
-        own = [folder for folder in workdir.parents if folder.is_relative_to(workspace)]
         plan = Plan(
             session=names.session,
             part=part,
             image=Path(facts.image),
             prepared=None if part == MAIN else names.session / MAIN / OVERLAY,
             has_host_network=network is Network.HOST,
-            folders=list(dict.fromkeys(map(str, (workspace, HOME, *reversed(own), workdir)))),
+            folders=needed_folders(PurePosixPath(facts.workspace), spec),
             tools=facts.tools,
         )
         answer = await place.start(self._toolbox, plan)
-        return int(answer["files"]) if answer["files"] > 0 else sys.maxsize
+        return int(answer["files"])
 
     async def _delete(self, names: Names, part: str) -> None:
         await place.end(names.session, part)

@@ -85,7 +85,7 @@ class CellBackend:
             runtime = await self._begun(folder, image, spec)
         is_new = done < len(names)
         for name, group in zip(names[done:], preparation_names.grouped(steps)[done:], strict=True):
-            async with kept.locked(name):
+            async with preparation_names.locked(self.folders.root, name):
                 if not await kept.use([name], folder):
                     for step in group:
                         await step(runtime)

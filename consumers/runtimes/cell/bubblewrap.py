@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from consumers.runtimes.cell.enter import Mount
+from topics.types import runtime
 
 WORKSPACE = PurePosixPath("/workspace")
-HOME = PurePosixPath("/home/agent")
-TMP = PurePosixPath("/tmp")  # noqa: S108 - the cell's own
+HOME = PurePosixPath(runtime.HOME)
+TMP = PurePosixPath(runtime.TMP)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Folders of programs, where nothing else says which."""
 USER = "agent"

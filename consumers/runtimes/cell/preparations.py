@@ -11,13 +11,13 @@ import asyncio
 import ctypes
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
-from consumers.runtimes import file_locks, session_folder
+from consumers.runtimes import file_locks, preparation_names, session_folder
 from consumers.runtimes.base import SandboxError
 from consumers.runtimes.cell.view import Folders
 from topics.environment import private_files
@@ -27,8 +27,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 KEPT = 256
 """Preparations on this host beside those in use."""
-FOLDER = ".prepared"
-"""In the folder of the sessions, none of which has such a name."""
 
 _USED = "preparation"
 """A file in a session's folder: the name of its preparation."""
@@ -39,8 +37,6 @@ COPIES = ("home", "tmp")
 """Folders of a session, and of a preparation. A session has its own copies of these two."""
 _GONE = ".gone-"
 """A folder that is being deleted has such a name, so that after a crash nobody uses what is left of it."""
-_LOCKS = 16
-"""Files for locks: two preparations with one lock are made one after the other."""
 
 
 def withhold(session: Path) -> None:
@@ -55,20 +51,14 @@ class Preparations:
 
     def __init__(self, sessions: Path) -> None:
         self._sessions = sessions
-        self._folder = sessions / FOLDER
-
-    @asynccontextmanager
-    async def locked(self, name: str) -> AsyncIterator[None]:
-        """Make a preparation alone on this host."""
-        async with file_locks.held(self._lock(f"making-{int(name[:8], 16) % _LOCKS}")):
-            yield
+        self._folder = sessions / preparation_names.FOLDER
 
     async def use(self, names: Sequence[str], session: Path) -> int:
         """Let a session use the last of these preparations that is there; it stays while `session` exists. How many are done then."""
         for done in range(len(names), 0, -1):
             if not (self._folder / names[done - 1]).is_dir():
                 continue
-            async with file_locks.held(self._lock("use")):
+            async with file_locks.held(self._use_lock()):
                 if (found := self._folder / names[done - 1]).is_dir():
                     os.utime(found)
                     private_files.replace(session / _USED, found.name.encode())
@@ -112,7 +102,7 @@ class Preparations:
 
     async def forget_others(self) -> None:
         """Delete the preparations that were used longest ago, if no session uses them."""
-        async with file_locks.held(self._lock("use")):
+        async with file_locks.held(self._use_lock()):
             named = sorted(self._named(), key=lambda path: path.stat().st_mtime, reverse=True)
             tops = [path.name for path in named[:KEPT]]
             for session in self._sessions.iterdir():
@@ -137,9 +127,9 @@ class Preparations:
     def _named(self) -> list[Path]:
         return [path for path in self._folder.iterdir() if not path.name.startswith(".")]
 
-    def _lock(self, name: str) -> Path:
+    def _use_lock(self) -> Path:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._folder / f".lock-{name}"
+        return self._folder / ".lock-use"
 
 
 def _sync(folder: Path) -> None:

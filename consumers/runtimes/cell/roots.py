@@ -16,9 +16,9 @@ from consumers.runtimes.cell.enter import ImageOrders, Mount
 from consumers.runtimes.cell.view import RootLayers
 from consumers.runtimes.images import merged
 from consumers.runtimes.images.store import Image
-from consumers.runtimes.images.workspace import KERNELS, workspace_of
+from consumers.runtimes.images.workspace import workspace_of
 from topics.types.errors import InputError
-from topics.types.runtime import RuntimeSpec
+from topics.types.runtime import KERNELS, RuntimeSpec
 
 _HOSTS = {"/etc/hosts": bubblewrap.FILES["/etc/hosts"]}
 _PIPEFAIL = "if (set -o pipefail) 2>/dev/null; then set -o pipefail; fi\n"

@@ -227,12 +227,13 @@ def main() -> None:
         data, descriptors, _, _ = socket.recv_fds(first, _MESSAGE, 1)
         (listener,) = descriptors
         message = json.loads(data)
+        files_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         answer = {
             "uid": os.getuid(),
             "gid": os.getgid(),
             "missing": [folder for folder in message["folders"] if not _made(folder)],
             "writable": [path for path in message["read_only"] if _is_writable(path)],
-            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+            "files": sys.maxsize if files_limit == resource.RLIM_INFINITY else files_limit,
         }
         files.answer(first, answer)
     os.set_inheritable(listener, False)

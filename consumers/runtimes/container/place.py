@@ -28,7 +28,7 @@ ROOT_LABEL = "polar.root"
 RUNTIME_LABEL = "polar.runtime"
 """The claim that made the runtime: several containers and images may belong to it."""
 LABELS = (ROOT_LABEL, RUNTIME_LABEL, "polar.namespace", "polar.session", "polar.attempt", "polar.claim")
-"""Of all that belongs to a session."""
+"""The labels of all containers and images of a session."""
 
 KEEPER_MB = 32
 """Memory of the keeper and the supervisors, on top of `memory_mb`."""

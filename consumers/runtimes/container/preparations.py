@@ -6,26 +6,24 @@ which one was last used. The KEPT that were used last stay, and those of session
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 import docker
-from docker.errors import ImageNotFound
+import structlog
+from docker.errors import APIError, ImageNotFound
 
-from consumers.runtimes import file_locks
 from consumers.runtimes.base import SandboxError
-from consumers.runtimes.container.engine import Engine, gone_is_fine
+from consumers.runtimes.container.engine import Engine
 from consumers.runtimes.container.place import LABELS
+from consumers.runtimes.preparation_names import FOLDER
+
+log = structlog.get_logger()
 
 REPOSITORY = "polar-prepared"
-FOLDER = ".prepared"
-"""In the folder of the sessions, none of which has such a name."""
 KEPT = 64
 """Preparations of this folder of sessions, beside those in use."""
-_LOCKS = 16
-"""Files for locks: two preparations with one lock are made one after the other."""
 
 
 class Preparations:
@@ -34,13 +32,6 @@ class Preparations:
     def __init__(self, engine: Engine, root: Path) -> None:
         self._engine = engine
         self._folder = root / FOLDER
-
-    @asynccontextmanager
-    async def locked(self, name: str) -> AsyncIterator[None]:
-        """Make a preparation alone on this host."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        async with file_locks.held(self._folder / f".lock-{int(name[:8], 16) % _LOCKS}"):
-            yield
 
     async def use(self, name: str) -> str | None:
         """The id of a preparation's image; None if there is none."""
@@ -57,6 +48,7 @@ class Preparations:
         return made
 
     def _used(self, name: str) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._folder / name).touch(mode=0o600)
 
     async def _forget_others(self) -> None:
@@ -64,10 +56,10 @@ class Preparations:
         by_use = sorted(named, key=lambda path: path.stat().st_mtime, reverse=True)
         for old in by_use[KEPT:]:
             try:
-                await self._engine.call(partial(_remove, name=old.name))
-            except SandboxError:
-                continue  # a container uses it
-            old.unlink(missing_ok=True)
+                if await self._engine.call(partial(_remove, name=old.name)):
+                    old.unlink(missing_ok=True)
+            except SandboxError as error:
+                log.warning("an old preparation stays", action="preparation.not_removed", name=old.name, why=str(error))
 
 
 def _find(client: docker.DockerClient, name: str) -> str | None:
@@ -84,5 +76,14 @@ def _commit(client: docker.DockerClient, container: str, name: str) -> str:
     return str(made.id)
 
 
-def _remove(client: docker.DockerClient, name: str) -> None:
-    gone_is_fine(lambda: client.api.remove_image(f"{REPOSITORY}:{name}"))
+def _remove(client: docker.DockerClient, name: str) -> bool:
+    """Whether the image is gone. It stays while a container uses it."""
+    try:
+        client.api.remove_image(f"{REPOSITORY}:{name}")
+    except ImageNotFound:
+        return True
+    except APIError as error:
+        if error.status_code != HTTPStatus.CONFLICT:
+            raise
+        return False
+    return True

@@ -19,7 +19,6 @@ the image, and in `/dev/shm`.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -32,17 +31,17 @@ import msgspec
 
 from consumers.runtimes import session_folder
 from consumers.runtimes.base import Handle, Labelled, Labels, SandboxError, Step
-from consumers.runtimes.cell.bubblewrap import HOME
 from consumers.runtimes.container import carrying, place
 from consumers.runtimes.container.engine import Engine, gone_is_fine
 from consumers.runtimes.container.line import Line
 from consumers.runtimes.container.place import ROOT_LABEL, RUNTIME_LABEL, Plan
 from consumers.runtimes.container.preparations import Preparations
-from consumers.runtimes.container.sandbox import CHANGED, NAME, ContainerRuntime, Facts, Names, lines_of
+from consumers.runtimes.container.sandbox import CHANGED, NAME, ContainerRuntime, Facts, Names, lines_of, needed_folders
 from consumers.runtimes.container.toolbox import Toolbox, host_tools
 from consumers.runtimes.images.workspace import workspace_of
-from consumers.runtimes.preparation_names import names_of
+from consumers.runtimes.preparation_names import locked, names_of
 from consumers.runtimes.session_folder import SessionFolders, check_claim_id
+from topics.environment import private_files
 from topics.types.errors import InputError, NotReadyError
 from topics.types.runtime import Network, RuntimeSpec
 
@@ -98,8 +97,8 @@ class ContainerBackend:
         """Make the session's first container, of the image in `facts`."""
         is_host = spec.setup_network is Network.HOST
         answer = await self._make(names, MAIN, facts.image, labels, spec, facts, is_host=is_host)
-        facts.files = answer["files"] if answer["files"] > 0 else sys.maxsize
-        _write(names.session / _FACTS, facts)
+        facts.files = answer["files"]
+        private_files.replace(names.session / _FACTS, msgspec.json.encode(facts))
 
     async def _begin_prepared(
         self,
@@ -112,13 +111,13 @@ class ContainerBackend:
         """The same, as `steps` leave it. They are taken where this host hasn't kept what equal ones left."""
         name, kept = names_of(facts.image, spec)[-1], self._preparations
         if (image := await kept.use(name)) is None:
-            async with kept.locked(name):
+            async with locked(self.folders.root, name):
                 if (image := await kept.use(name)) is None:
                     await self._begin(names, labels, spec, facts)
                     for step in steps:
                         await step()
                     facts.image = await kept.keep(name, names.container(MAIN))
-                    _write(names.session / _FACTS, facts)
+                    private_files.replace(names.session / _FACTS, msgspec.json.encode(facts))
                     (names.session / CHANGED).unlink(missing_ok=True)
                     return
         facts.image = image
@@ -167,7 +166,7 @@ class ContainerBackend:
                     await asyncio.to_thread(session_folder.delete, names.session / MAIN)
                 line = Line(names.session / container, facts.workspace)
                 await carrying.record(line, names)
-                _write(kept, Prepared(image, container))
+                private_files.replace(kept, msgspec.json.encode(Prepared(image, container)))
         return msgspec.json.decode(kept.read_bytes(), type=Prepared)
 
     async def _evaluation(self, names: Names, spec: RuntimeSpec, facts: Facts) -> Line:
@@ -233,9 +232,6 @@ class ContainerBackend:
         self, names: Names, part: str, image: str, labels: Labels, spec: RuntimeSpec, facts: Facts, *, is_host: bool
     ) -> dict[str, Any]:
         """Make a container, whose folder in the session's is `part`; its keeper's first answer."""
-        workspace = PurePosixPath(facts.workspace)
-        workdir = PurePosixPath(os.path.normpath(workspace / (spec.workdir or ".")))
-        own = [folder for folder in workdir.parents if folder.is_relative_to(workspace)]
         plan = Plan(
             name=names.container(part),
             image=image,
@@ -244,7 +240,7 @@ class ContainerBackend:
             labels=labels,
             spec=spec,
             has_host_network=is_host,
-            folders=list(dict.fromkeys(map(str, (workspace, HOME, *reversed(own), workdir)))),
+            folders=needed_folders(PurePosixPath(facts.workspace), spec),
             tools=facts.tools,
         )
         return await place.make(self._engine, self._toolbox, names.session / part, plan)
@@ -282,10 +278,3 @@ def _labels_of_all(client: docker.DockerClient, filters: Mapping[str, Any]) -> l
     """The labels of the containers and the images that have all of `filters`."""
     found = [*client.api.containers(all=True, filters=filters), *client.api.images(filters=filters)]
     return [one["Labels"] for one in found]
-
-
-def _write(path: Path, what: msgspec.Struct) -> None:
-    """Write a file that appears whole."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_bytes(msgspec.json.encode(what))
-    new.rename(path)

@@ -46,6 +46,13 @@ class Facts(msgspec.Struct):
     tools: list[str]
 
 
+def needed_folders(workspace: PurePosixPath, spec: RuntimeSpec) -> list[str]:
+    """The folders that a session's containers need: those that the image lacks are made, the outer ones first."""
+    workdir = PurePosixPath(os.path.normpath(workspace / (spec.workdir or ".")))
+    own = [folder for folder in workdir.parents if folder.is_relative_to(workspace)]
+    return list(dict.fromkeys(map(str, (workspace, HOME, *reversed(own), workdir))))
+
+
 @dataclass(frozen=True)
 class Names:
     """The names of a runtime's things: `session` is its folder, `claim` the one that uses it."""

@@ -9,9 +9,6 @@ from consumers.runtimes.cell.bubblewrap import WORKSPACE
 from topics.types.errors import InputError
 from topics.types.runtime import OWN_FOLDERS, RuntimeSpec
 
-KERNELS = ("/proc", "/dev", "/run", "/sys")
-"""Folders that are the kernel's, or new for each program."""
-
 
 def workspace_of(image_workdir: PurePosixPath, spec: RuntimeSpec) -> PurePosixPath:
     """The task's `workdir` if that is absolute, or the image's, or WORKSPACE. Raises InputError for a folder that can't be one."""

@@ -21,6 +21,10 @@ schema_version = "1.4"
 docker_image = "{IMAGE}"
 network_mode = "no-network"
 """
+SEPARATE = """\
+[verifier]
+environment_mode = "separate"
+"""
 TEST_SH = """\
 #!/bin/bash
 if [ "$(cat answer.txt)" = Rhine ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
@@ -51,10 +55,29 @@ def test_a_harbor_task_with_an_image_gets_the_reward_that_its_tests_give(
     up: Up, tmp_path: Path, name: str, command: str, seen: str, reward: float
 ) -> None:
     harbor_folder(tmp_path / "mine", f"river-{name}")
-    (tmp_path / "template.yaml").write_text(TEMPLATE.format(command=command, seen=seen))
-    tasks, template = str(tmp_path / "tasks.jsonl"), str(tmp_path / "template.yaml")
+    (row,) = run_harbor(up, tmp_path / "mine", TEMPLATE.format(command=command, seen=seen), f"river-{name}")
+    assert (row["status"], row["reward"]) == ("COMPLETED", reward), row
+
+
+def test_a_separate_verifier_sees_the_artifacts_alone(up: Up, tmp_path: Path) -> None:
+    """The agent's programs aren't in the verifier's sandbox, and one of its two files isn't, either."""
+    task = harbor_folder(tmp_path / "mine", "river-apart") / "river-apart"
+    (task / "task.toml").write_text('artifacts = ["/srv/answer.txt"]\n' + TASK_TOML + SEPARATE)
+    (task / "tests/test.sh").write_text(
+        '#!/bin/bash\ncd /srv && [ "$(cat answer.txt)" = Rhine ] && [ ! -e other.txt ] && echo 1 > /logs/verifier/reward.txt\n'
+    )
+    command = "mkdir -p /srv; echo Rhine > /srv/answer.txt; touch /srv/other.txt; printf false > /usr/bin/cat"
+    template = f"agent: {{harness: shell, custom_shell: {{command: '{command}'}}}}\n"
+    (row,) = run_harbor(up, tmp_path / "mine", template, "river-apart")
+    assert (row["status"], row["reward"]) == ("COMPLETED", 1.0), row
+
+
+def run_harbor(up: Up, folder: Path, template: str, task: str) -> list[dict[str, object]]:
+    """The trajectories of a set of one task, imported with the template."""
+    tasks, file = folder.parent / "tasks.jsonl", folder.parent / "template.yaml"
+    file.write_text(template)
     imported = subprocess.run(
-        [POLAR, "tasks", "import", str(tmp_path / "mine"), "--template", template, "--out", tasks],
+        [POLAR, "tasks", "import", str(folder), "--template", str(file), "--out", str(tasks)],
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
@@ -62,10 +85,9 @@ def test_a_harbor_task_with_an_image_gets_the_reward_that_its_tests_give(
         check=False,
     )
     assert imported.returncode == 0, imported.stdout + imported.stderr
-    submitted = up.polar("submit", tasks, "--wait")
+    submitted = up.polar("submit", str(tasks), "--wait")
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
-    (row,) = trajectories(up, f"river-{name}")
-    assert (row["status"], row["reward"]) == ("COMPLETED", reward), row
+    return trajectories(up, task)
 
 
 def trajectories(up: Up, task: str) -> list[dict[str, object]]:

@@ -93,7 +93,7 @@ def asked(client: OpenAI, said: list[ChatCompletionMessageParam], *, stream: boo
 
 
 def test_commands_give_a_session_whose_calls_are_exactly_its_trajectory(up: Up) -> None:
-    opened = up.polar("session", "open", "--format", "json")
+    opened = up.polar("session", "open", "--run", "by-hand", "--format", "json")
     assert opened.returncode == 0, opened.stderr
     told = json.loads(opened.stdout)
     assert told.keys() == {"session_id", "key", "expires_at", "env"}
@@ -109,6 +109,8 @@ def test_commands_give_a_session_whose_calls_are_exactly_its_trajectory(up: Up) 
     found = trajectory(up, session_id)
     assert (found.status, found.reward, found.error, found.harness) == (Status.COMPLETED, -0.5, None, "external")
     assert (len(found.traces), trained(found)) == (1, tokens)
+    of_run = up.polar("trajectories", "--run", "by-hand", "--format", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["session_id"] for line in of_run] == [session_id]
     again = up.polar("session", "close", session_id, "--reward", "1")
     assert (again.returncode, again.stdout) == (1, words)
     assert "had ended already: the reward 1 came too late" in again.stderr

@@ -18,7 +18,7 @@ LONG_S = 60.0
 ANSWER = struct.pack(">iihi", 10, 1, 0, 0)
 """ApiVersions, version 0: length, correlation id, no error, no entries."""
 WITH_METADATA = struct.pack(">iihihhh", 16, 1, 0, 1, 3, 0, 1)
-"""The same with one entry: Metadata, versions 0 and 1."""
+"""ApiVersions, version 0, with one entry: Metadata in the versions 0 and 1."""
 
 Patience = Callable[[float, float], None]
 Answer = Callable[[asyncio.StreamWriter], Coroutine[None, None, None]]

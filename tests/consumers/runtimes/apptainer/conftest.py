@@ -56,7 +56,7 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["stand-in", "apptainer"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is `apptainer` on PATH; a real one where there is one."""
+    """The kind of `apptainer` on PATH: the stand-in, or the real one of this machine."""
     if request.param == "apptainer":
         if shutil.which("apptainer") is None:
             pytest.skip("apptainer isn't on PATH")

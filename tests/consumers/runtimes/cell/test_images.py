@@ -385,7 +385,7 @@ async def test_a_preparation_that_is_cancelled_is_not_kept(backend: CellBackend,
 
 
 def kept(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "runtimes" / preparations.FOLDER).iterdir() if path.is_dir()]
+    return [path for path in (tmp_path / "runtimes" / preparation_names.FOLDER).iterdir() if path.is_dir()]
 
 
 async def test_a_preparation_that_is_half_deleted_is_made_again(backend: CellBackend, tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ async def test_a_session_that_is_being_deleted_becomes_no_preparation(backend: C
     folder = tmp_path / "runtimes" / made.handle["id"]
     preparations.withhold(folder)
     keeping = preparations.Preparations(tmp_path / "runtimes")
-    async with keeping.locked("0" * 64):
+    async with preparation_names.locked(tmp_path / "runtimes", "0" * 64):
         with pytest.raises(SandboxError, match="can't be kept"):
             await keeping.keep("0" * 64, Folders(folder, has_image=True))
     assert kept(tmp_path) == []

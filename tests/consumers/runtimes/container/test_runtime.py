@@ -15,6 +15,7 @@ import pytest
 from consumers.runtimes.base import Exec, Labels, ModelAccess, Runtime, SandboxError
 from consumers.runtimes.container import preparations
 from consumers.runtimes.container.runtime import ContainerBackend
+from consumers.runtimes.preparation_names import FOLDER
 from consumers.runtimes.prepare import steps
 from tests.compose import base
 from tests.consumers.runtimes.conftest import Living, command_lines
@@ -299,6 +300,11 @@ async def begun(backend: ContainerBackend, claim: str, spec: RuntimeSpec, blobs:
     return run, found[0]
 
 
+def preparations_of(backend: ContainerBackend) -> set[str]:
+    """The names of those that are kept."""
+    return {path.name for path in (backend.folders.root / FOLDER).iterdir() if not path.name.startswith(".")}
+
+
 async def test_sessions_with_equal_preparations_share_what_the_first_left(
     engine: docker.DockerClient,
     backend: ContainerBackend,
@@ -319,20 +325,20 @@ async def test_sessions_with_equal_preparations_share_what_the_first_left(
     assert failed.value.code == "prepare_failed"
     _, other = await begun(backend, f"{claim}-other", prepared_by(f"false {claim} || true"), blobs)
     assert other != at_once[0][1]
-    names = {path.name for path in (backend.folders.root / preparations.FOLDER).iterdir() if path.name[0] != "."}
+    names = preparations_of(backend)
     assert len(names) == 2, "one is over KEPT, and in use"
 
     for left in await backend.labelled():
         await backend.remove(left.handle)
     _, third = await begun(backend, f"{claim}-third", prepared_by(f"true third {claim}"), blobs)
-    (kept,) = (path for path in (backend.folders.root / preparations.FOLDER).iterdir() if path.name[0] != ".")
+    (kept,) = preparations_of(backend)
     here = {tag for image in engine.images.list(preparations.REPOSITORY) for tag in image.tags}
-    assert f"{preparations.REPOSITORY}:{kept.name}" in here
+    assert f"{preparations.REPOSITORY}:{kept}" in here
     assert not here & {f"{preparations.REPOSITORY}:{name}" for name in names}
     assert third not in (other, at_once[0][1])
     for left in await backend.labelled():
         await backend.remove(left.handle)
-    engine.images.remove(f"{preparations.REPOSITORY}:{kept.name}")
+    engine.images.remove(f"{preparations.REPOSITORY}:{kept}")
 
 
 async def test_many_sessions_run_at_once_and_each_is_by_itself(
