@@ -123,7 +123,7 @@ class Coordinator:
         return runtime, await self.fact(RunFinished, session_id_of(task.task_id, index))
 
     async def evaluated(self, task: TaskRequest, index: int = 0) -> Evaluated:
-        """Take a session through all three stages."""
+        """Take a session through all three stages, and have its runtime discarded."""
         runtime, ran = await self.run(task, index)
         await self.granted(
             ticket(
@@ -136,7 +136,10 @@ class Coordinator:
                 error=ran.error,
             )
         )
-        return await self.fact(Evaluated, session_id_of(task.task_id, index))
+        session_id = session_id_of(task.task_id, index)
+        evaluated = await self.fact(Evaluated, session_id)
+        await self.discard(session_id, runtime)
+        return evaluated
 
 
 def ticket(task: TaskRequest, stage: Stage, index: int = 0, *, budget_s: float = 60.0, **past: Any) -> Ticket:
