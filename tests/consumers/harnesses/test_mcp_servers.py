@@ -22,7 +22,7 @@ HARD = 'a "b" \\ $HOME é 🦓 \n\x7f'
 """A text that a file's format may have to escape."""
 STDIO = {"name": "tools", "transport": "stdio", "command": "python3", "args": ["-u", HARD], "env": {"KEY": HARD}}
 SSE = {"name": "old", "transport": "sse", "url": "https://a.org/sse", "headers": {"Authorization": "Bearer t"}}
-HTTP = {"name": "web", "transport": "streamable-http", "url": "https://b.org/mcp"}
+HTTP = {"name": "web", "transport": "streamable-http", "url": "https://b.org/mcp", "headers": {"X-Key": "t"}}
 SERVERS: dict[str, dict[str, Any]] = {"stdio": STDIO, "sse": SSE, "streamable-http": HTTP}
 
 
@@ -45,7 +45,7 @@ def _qwen_code(entry: dict[str, Any]) -> dict[str, Any]:
 
 STDIO_ENTRY = {"command": "python3", "args": ["-u", HARD], "env": {"KEY": HARD}}
 SSE_ENTRY = {"url": "https://a.org/sse", "headers": {"Authorization": "Bearer t"}}
-HTTP_ENTRY: dict[str, Any] = {"httpUrl": "https://b.org/mcp", "headers": {}}
+HTTP_ENTRY: dict[str, Any] = {"httpUrl": "https://b.org/mcp", "headers": {"X-Key": "t"}}
 REMOTE = {"type": "remote", "oauth": False, "timeout": 60_000}
 PLACES = {
     "claude_code": Place(
@@ -54,7 +54,7 @@ PLACES = {
         {
             "stdio": {"type": "stdio", **STDIO_ENTRY},
             "sse": {"type": "sse", **SSE_ENTRY},
-            "streamable-http": {"type": "http", "url": "https://b.org/mcp", "headers": {}},
+            "streamable-http": {"type": "http", "url": "https://b.org/mcp", "headers": {"X-Key": "t"}},
         },
     ),
     "codex": Place(
@@ -62,7 +62,7 @@ PLACES = {
         "mcp_servers",
         {
             "stdio": {**STDIO_ENTRY, "startup_timeout_sec": 60},
-            "streamable-http": {"url": "https://b.org/mcp", "http_headers": {}, "startup_timeout_sec": 60},
+            "streamable-http": {"url": "https://b.org/mcp", "http_headers": {"X-Key": "t"}, "startup_timeout_sec": 60},
         },
     ),
     "gemini_cli": Place(
@@ -83,7 +83,7 @@ PLACES = {
                 "type": "local", "command": ["python3", "-u", HARD], "environment": {"KEY": HARD}, "timeout": 60_000,
             },
             "sse": {**REMOTE, **SSE_ENTRY},
-            "streamable-http": {**REMOTE, "url": "https://b.org/mcp", "headers": {}},
+            "streamable-http": {**REMOTE, "url": "https://b.org/mcp", "headers": {"X-Key": "t"}},
         },
     ),
 }  # fmt: skip
