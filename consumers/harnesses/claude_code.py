@@ -30,6 +30,9 @@ PLAIN = {
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
 }
 
+SERVERS = {"MCP_CONNECTION_NONBLOCKING": "0", "MCP_TIMEOUT": "60000"}
+"""The first prompt waits a minute for MCP servers. By default it leaves after 5 s, without the tools of those that still start."""
+
 
 class Settings(msgspec.Struct, frozen=True):
     """Settings of a task."""
@@ -69,6 +72,7 @@ class ClaudeCode(CliHarness[Settings]):
             servers = runtime.home / "mcp.json"
             await write_json(runtime, servers, {"mcpServers": {each.name: _server(each) for each in self._servers}})
             arguments += ("--mcp-config", str(servers))
+            limits |= SERVERS
         return Launch(
             self.cli.command() + arguments,
             env=QUIET | PLAIN | limits,

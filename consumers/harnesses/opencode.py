@@ -29,6 +29,8 @@ QUIET = {
     "OPENCODE_DISABLE_PROJECT_CONFIG": "1",
 }
 """Only model calls leave the machine."""
+SERVER_MS = 60_000
+"""Limit for an answer of an MCP server. By default it has 5 s to start, and without it the run goes on."""
 LOCK = {"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}
 BASE_PATHS = {"google": "/v1beta"}
 """The end of each provider's base URL, if it isn't `/v1`."""
@@ -87,6 +89,11 @@ class OpenCode(CliHarness[Settings]):
 
 def _server(server: McpServer) -> dict[str, object]:
     if server.transport == STDIO:
-        return {"type": "local", "command": [server.command, *server.args], "environment": server.env}
+        return {
+            "type": "local",
+            "command": [server.command, *server.args],
+            "environment": server.env,
+            "timeout": SERVER_MS,
+        }
     # For both transports over HTTP: it tries one and then the other. It would ask people about OAuth.
-    return {"type": "remote", "url": server.url, "headers": server.headers, "oauth": False}
+    return {"type": "remote", "url": server.url, "headers": server.headers, "oauth": False, "timeout": SERVER_MS}
