@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from polar.tasks import row_mapping
 from polar.tasks.harbor_mapping import Finding, Mapped
+from polar.tasks.harbor_rules import Outcome
 from polar.tasks.placeholders import filled, names
 from polar.tasks.repositories import Repositories
 from polar.tasks.row_options import RowOptions
@@ -219,8 +221,9 @@ def test_a_template_cant_show_the_solution_to_the_agent(field: str) -> None:
 
 def test_an_unknown_field_is_refused_named_or_ignored() -> None:
     row = a_row(test_command="true", colour="red")
-    assert refused(mapped(row)).startswith("colour: rows of SWE-bench 4 have no such field")
+    assert refused(mapped(row)).startswith("colour: no field of SWE-bench 4 that Polar knows; name it")
     assert mapped(row, ignored=["colour"]).refusals == ()
+    assert mapped({**row, "colour": ""}).refusals == ()
     assert mapped(row, {"instruction": "{{colour}}"}).body["instruction"] == "red"
 
 
@@ -255,10 +258,19 @@ def test_a_plain_row_is_what_the_template_makes_of_it() -> None:
         mapped(row, {"instruction": "{{qestion}}"})
 
 
-def test_nemo_gym_is_refused_by_name() -> None:
-    assert any(
-        one.name == "responses_create_params" for one in mapped({"responses_create_params": {"input": []}}).refusals
-    )
+def test_a_place_may_lead_into_a_field() -> None:
+    row = {"id": 1, "a": {"b": {"c": [2]}, "d": 3}, "a.d": 4}
+    template = {"instruction": "{{a.b}} {{a.d}}", "metadata": {"c": "{{a.b.c}}"}}
+    found = mapped(row, template)
+    assert (found.body["instruction"], found.body["metadata"]) == ('{"c": [2]} 4', {"c": [2]})
+    assert {one.name: one.outcome for one in found.findings} == {
+        "id": Outcome.NEUTRAL,
+        "a": Outcome.CARRIED,
+        "a.d": Outcome.CARRIED,
+    }
+    for place, reason in (("a.x", "the row's a has no such value; it has: b, d"), ("a.d.x", "it has: no mapping")):
+        with pytest.raises(InputError, match=re.escape(reason)):
+            mapped(row, {"instruction": f"{{{{{place}}}}}"})
 
 
 def test_every_format_has_rules_but_the_plain_one() -> None:
