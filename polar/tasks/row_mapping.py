@@ -173,7 +173,7 @@ class _Mapping:
                 case "eval_script":
                     put(self._body, target, eval_script.test_command(value))
                 case "log_parser":
-                    put(self._body, target, row_values.parser(value))
+                    put(self._body, target, row_values.parser(value, self._fields["instance_id"]))
                 case "expected_output_json":
                     put(self._body, target, row_values.expected(value))
                 case "patch":
@@ -305,7 +305,7 @@ class _Mapping:
             return f"{ACTIVATE}\n{command} {self._test_files()}\n", parser
         try:
             script, parser = swebench_package.test_run(self._fields)
-            return eval_script.test_command(script), row_values.parser(parser)
+            return eval_script.test_command(script), row_values.parser(parser, self._fields["instance_id"])
         except ValueError as error:
             raise _RefusedError("version", self._fields.get("version"), str(error)) from None
 

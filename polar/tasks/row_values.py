@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from consumers.evaluators import test_patch
-from consumers.evaluators.parsers import SWEBENCH_FORMS, r2e
+from consumers.evaluators.parsers import FORMS, SWEBENCH_FORMS, r2e
 from polar.tasks.row_rules import HIDDEN
 
 SHOWN_CHARS = 200
 """A longer value isn't in a report."""
+BY_INSTANCE: Mapping[str, Mapping[str, str]] = {
+    "parse_log_immutable_js": {"2006": "parse_log_jest", "2005": "parse_log_jest_json"},
+    "parse_log_jekyll": {
+        **dict.fromkeys(("9141", "8047", "8167"), "parse_log_minitest"),
+        **dict.fromkeys(("8761", "8771"), "parse_log_cucumber"),
+    },
+}
+"""Parsers of swebench that are others by the number of the row's pull request (swebench 5.0.2, harness/log_parsers)."""
+UNREAD = {
+    "parse_log_doctest": "SWE-bench reads an XML document out of what these tests print, which Polar doesn't",
+    **dict.fromkeys(BY_INSTANCE, "swebench itself knows no parser for this instance"),
+}
+"""Why Polar hasn't got a parser, where there is more to say."""
 
 
 def tests(value: Any) -> list[str]:
@@ -22,10 +36,16 @@ def tests(value: Any) -> list[str]:
     return found
 
 
-def parser(name: Any) -> str:
-    if name not in SWEBENCH_FORMS:
-        raise ValueError(f"not a parser that Polar has; it has {', '.join(SWEBENCH_FORMS)}")
-    return str(name)
+def parser(name: Any, instance_id: Any) -> str:
+    """The parser of a row's test output. Raises ValueError for one that Polar hasn't got."""
+    number = str(instance_id).rpartition("-")[2]
+    found = BY_INSTANCE[name].get(number, name) if name in BY_INSTANCE else name
+    if found not in SWEBENCH_FORMS:
+        raise ValueError(
+            f"{UNREAD.get(name, 'SWE-bench reads the output of these tests with a parser of its own that Polar lacks')}; give the template "
+            f"evaluator.config.test_command and a parser of {', '.join(FORMS)}, or leave the row out (--where)"
+        )
+    return str(found)
 
 
 def expected(value: Any) -> dict[str, str]:

@@ -154,13 +154,30 @@ def test_another_script_is_refused(script: str, reason: str) -> None:
     ("field", "value"),
     [
         ("eval_type", "fail_only"),
-        ("log_parser", "parse_log_karma"),
+        ("log_parser", "parse_log_doctest"),
+        ("log_parser", "parse_log_prettier"),
+        ("log_parser", "parse_log_jekyll"),
         ("image_assets", '{"a": 1}'),
         ("test_assets", True),
     ],
 )
 def test_what_isnt_built_is_refused_by_name(field: str, value: object) -> None:
     assert refused(mapped({**ROWS[RowFormat.SWE_BENCH_5], field: value})).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(
+    ("instance_id", "log_parser", "parser"),
+    [
+        ("axios__axios-5085", "parse_log_tap", "parse_log_tap"),
+        ("google__gson-2024", "parse_log_maven", "parse_log_maven"),
+        ("jekyll__jekyll-9141", "parse_log_jekyll", "parse_log_minitest"),
+        ("jekyll__jekyll-8761", "parse_log_jekyll", "parse_log_cucumber"),
+        ("immutable-js__immutable-js-2005", "parse_log_immutable_js", "parse_log_jest_json"),
+    ],
+)
+def test_rows_in_other_languages_have_their_parsers(instance_id: str, log_parser: str, parser: str) -> None:
+    row = {**ROWS[RowFormat.SWE_BENCH_5], "instance_id": instance_id, "log_parser": log_parser}
+    assert config(mapped(row))["parser"] == parser
 
 
 def test_swe_gym_tests_the_files_of_the_test_patch() -> None:
