@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -41,13 +42,15 @@ def test_the_table_of_rows_fields_is_the_mapping_s_own() -> None:
 
 @pytest.mark.usefixtures("swebench_is_installed")
 def test_its_templates_of_rows_make_task_requests() -> None:
-    row = swe.a_row(test_command="true", parser="pytest")
-    sum_row = {"number": 3, "a": 1, "b": 2, "sum": 3}
     asked = {"input": [{"role": "user", "content": "What is 1 + 2?"}]}
-    nemo_row = {"responses_create_params": asked, "expected_answer": "3"}
+    rows: tuple[dict[str, Any], ...] = (
+        swe.a_row(test_command="true", parser="pytest"),
+        {"number": 3, "a": 1, "b": 2, "sum": 3},
+        {"responses_create_params": asked, "expected_answer": "3"},
+    )
     of_issue, of_sum, of_nemo = (
         row_mapping.mapped(Row("place", fields), "name", yaml.safe_load(template), RowOptions()).request()
-        for fields, template in zip((row, sum_row, nemo_row), ROW_TEMPLATES, strict=True)
+        for fields, template in zip(rows, ROW_TEMPLATES, strict=True)
     )
     assert isinstance(of_issue, TaskRequest), of_issue
     assert of_issue.instruction == "Solve this issue of mine/calc. Don't change the tests.\n\npower(2, 3) is 6.\n"
