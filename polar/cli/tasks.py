@@ -90,7 +90,8 @@ def _row(member: Found, task: Task, options: RowOptions) -> dict[str, Any]:
     mapped = mapping.mapped(member, task, {}, options=options)
     agent_s: float | None = None
     if isinstance(task, Row):
-        metadata = mapped.body.get("metadata", {}).get("swe")
+        marked = mapped.body.get("metadata", {})
+        metadata = marked.get("swe", marked.get("nemo_gym"))
     else:
         agent_s = task.config.agent.timeout_sec
         metadata = task.config.model_dump(mode="json", include={"metadata"})["metadata"]

@@ -8,7 +8,7 @@ has it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -121,7 +121,10 @@ def requests(
         return CheckedTask(member, Verdict.NO_SOLUTION, f"the task has no {lacks}")
     base = {name: value for name, value in template.items() if name not in SET_BY_CHECK}
     try:
-        plain = mapped(member, task, base | _overrides(run, "true"), variables, options)
+        overrides = _overrides(run, "true")
+        found = mapped(member, task, base | overrides, variables, options)
+        # What the task gives its agent, such as MCP servers, no check needs, and the shell refuses it.
+        plain = replace(found, body=found.body | overrides)
         nothing = plain.request()
         if isinstance(nothing, Finding):
             return CheckedTask(member, Verdict.ERROR, "; ".join(map(_words, plain.refusals or (nothing,))))

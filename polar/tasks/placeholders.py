@@ -1,4 +1,4 @@
-"""Fills `{{field}}` places in a template from a row's fields."""
+"""Fills `{{field}}` places in a template from a row's fields. `{{field.inner}}` is a value within a field that is a mapping."""
 
 from __future__ import annotations
 
@@ -43,11 +43,26 @@ def names(template: Any) -> set[str]:
     return set()
 
 
+def field_of(name: str, fields: Mapping[str, Any]) -> str:
+    """The field that a place names: the longest name of a field that begins it, or else the place's own name."""
+    found = name
+    while found not in fields and "." in found:
+        found = found.rpartition(".")[0]
+    return found if found in fields else name
+
+
 def _value(name: str, fields: Mapping[str, Any], path: str) -> Any:
-    if name not in fields:
+    field = field_of(name, fields)
+    if field not in fields:
         known = ", ".join(sorted(fields))
         raise InputError(path, f"{{{{{name}}}}}", f"the row has no such field; it has: {known}")
-    return fields[name]
+    value = fields[field]
+    for inner in name[len(field) :].split(".")[1:]:
+        if not isinstance(value, Mapping) or inner not in value:
+            known = ", ".join(sorted(value)) if isinstance(value, Mapping) else "no mapping"
+            raise InputError(path, f"{{{{{name}}}}}", f"the row's {field} has no such value; it has: {known}")
+        value = value[inner]
+    return value
 
 
 def _text(value: Any) -> str:

@@ -6,19 +6,16 @@ solution never becomes part of the task, and the test patch only of its evaluato
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from consumers.evaluators import test_patch
-from consumers.evaluators.parsers import SWEBENCH_FORMS, r2e
 from consumers.evaluators.protection import STEERING
-from polar.tasks import eval_script, swebench_package
+from polar.tasks import eval_script, nemo_gym, row_values, swebench_package
 from polar.tasks.harbor_mapping import Finding, Mapped, task_id
 from polar.tasks.harbor_rules import Outcome, Rule
-from polar.tasks.placeholders import filled, names
+from polar.tasks.placeholders import field_of, filled, names
 from polar.tasks.row_options import RowOptions
 from polar.tasks.row_rules import (
     CONFIG,
@@ -27,6 +24,8 @@ from polar.tasks.row_rules import (
     IMAGE,
     INSTRUCTION,
     MARK,
+    NEEDED,
+    NEMO_MARK,
     STRATEGY,
     SWE_GYM_TESTS,
     TEST_COMMAND,
@@ -36,6 +35,7 @@ from polar.tasks.row_rules import (
 from polar.tasks.rows import Row
 from polar.tasks.templates import at, merged, nulls, put
 from topics.types.errors import InputError
+from topics.types.task import CARRIED_LIMIT
 
 REPOSITORY = swebench_package.REPOSITORY
 CONDA = "/opt/miniconda3"
@@ -100,9 +100,11 @@ class _Mapping:
     """The mapping of one row."""
 
     def __init__(self, row: Row, name: str, template: Mapping[str, Any], options: RowOptions) -> None:
-        self._fields, self._options = row.config, options
+        self._fields = nemo_gym.expanded(row.config) if nemo_gym.REQUEST in row.config else row.config
+        self._options = options
         self._format = recognised(row.config)
-        self._used = names(template) | (names(options.image) if options.image else set())
+        places = names(template) | (names(options.image) if options.image else set())
+        self._used = {field_of(place, self._fields) for place in places}
         self._findings: list[Finding] = []
         if self._format is not RowFormat.PLAIN:
             self._check_hidden(template)
@@ -111,7 +113,7 @@ class _Mapping:
         self._prepare: list[dict[str, Any]] = []
 
     def mapped(self) -> Mapped:
-        if self._format is not RowFormat.PLAIN:
+        if self._format not in NEEDED:
             put(self._body, f"{MARK}.format", self._format.value)
         for name, value in self._fields.items():
             self._field(name, value)
@@ -128,27 +130,32 @@ class _Mapping:
         rule = FIELDS[self._format].get(name)
         if name in self._options.ignored:
             self._found(name, None, Outcome.NEUTRAL, "ignored by --ignore")
-        elif self._format is RowFormat.PLAIN or rule is None:
-            self._unruled(name, value)
-        elif value in (None, "", [], {}):
+        elif self._format is not RowFormat.PLAIN and value in (None, "", [], {}):
             return
+        elif rule is None:
+            self._unruled(name, value)
         elif value in rule.neutral:
             self._found(name, value, Outcome.NEUTRAL, "what Polar does anyway")
+        elif name in self._used and name in nemo_gym.TEXTS:
+            self._carry(name, value, rule)
         elif replacing := self._replacing(rule):
-            self._found(name, _shown(name, value), Outcome.REPLACED, f"the template has {replacing}")
+            self._found(name, row_values.shown(name, value), Outcome.REPLACED, f"the template has {replacing}")
         elif rule.outcome is Outcome.CARRIED:
             self._carry(name, value, rule)
         else:
-            self._found(name, _shown(name, value), rule.outcome, rule.becomes)
+            self._found(name, row_values.shown(name, value), rule.outcome, rule.becomes)
 
     def _unruled(self, name: str, value: Any) -> None:
         if name in self._used:
-            self._found(name, _shown(name, value), Outcome.CARRIED, "the template's {{…}}")
+            self._found(name, row_values.shown(name, value), Outcome.CARRIED, "the template's {{…}}")
         elif self._format is RowFormat.PLAIN:
             self._found(name, None, Outcome.NEUTRAL, "the template doesn't name it")
+        elif self._format is RowFormat.NEMO_GYM and not name.startswith(f"{nemo_gym.REQUEST}."):
+            self._body.setdefault("metadata", {}).setdefault("nemo_gym", {})[name] = value
+            self._found(name, row_values.shown(name, value), Outcome.CARRIED, f"{NEMO_MARK}.{name}")
         else:
-            reason = f"rows of {self._format} have no such field; name it in the template as {{{{{name}}}}}, or give --ignore {name}"
-            self._found(name, _shown(name, value), Outcome.REFUSED, reason)
+            reason = f"no field of {self._format} that Polar knows; name it in the template as {{{{{name}}}}}, or give --ignore {name}"
+            self._found(name, row_values.shown(name, value), Outcome.REFUSED, reason)
 
     def _carry(self, name: str, value: Any, rule: Rule) -> None:
         target = rule.becomes
@@ -159,33 +166,49 @@ class _Mapping:
                 case "instance_id":
                     put(self._body, f"{MARK}.instance_id", value)
                 case "FAIL_TO_PASS" | "PASS_TO_PASS":
-                    put(self._body, target, _tests(value))
+                    put(self._body, target, row_values.tests(value))
                 case "test_patch":
                     test_patch.paths_of(value)
                     put(self._body, target, value)
                 case "eval_script":
                     put(self._body, target, eval_script.test_command(value))
                 case "log_parser":
-                    put(self._body, target, _parser(value))
+                    put(self._body, target, row_values.parser(value, self._fields["instance_id"]))
                 case "expected_output_json":
-                    put(self._body, target, _expected(value))
+                    put(self._body, target, row_values.expected(value))
                 case "patch":
                     self._break(value)
+                case nemo_gym.INPUT | nemo_gym.INSTRUCTIONS:
+                    target = self._carry_text(name, value, target)
                 case "problem_statement" if self._format is RowFormat.R2E_GYM:
-                    put(self._body, target, _issue(value))
+                    put(self._body, target, row_values.issue(value))
                 case _:
                     put(self._body, target, value)
         except ValueError as error:
-            self._found(name, _shown(name, value), Outcome.REFUSED, str(error))
+            self._found(name, row_values.shown(name, value), Outcome.REFUSED, str(error))
         else:
-            self._found(name, _shown(name, value), Outcome.CARRIED, target)
+            self._found(name, row_values.shown(name, value), Outcome.CARRIED, target)
+
+    def _carry_text(self, name: str, value: Any, target: str) -> str:
+        """Carry a text of NeMo-Gym's request, and return where it went. Raises ValueError."""
+        text = nemo_gym.text(value)
+        if name in self._used:
+            return "the template's {{…}}"
+        is_issue = self._format is not RowFormat.NEMO_GYM
+        if name == nemo_gym.INPUT and is_issue and text != self._fields["problem_statement"]:
+            raise ValueError(
+                f"not the row's problem_statement; give the template an instruction, or give --ignore {name}"
+            )
+        put(self._body, target, text)
+        return target
 
     def _complete(self) -> None:
         """What no single field decides: the sandbox, and how the tests run."""
-        if self._format is RowFormat.PLAIN:
-            if self._in_template(INSTRUCTION) is None:
-                reason = "a row of no known format needs one in the template, like instruction: '{{question}}'"
-                self._found(INSTRUCTION, None, Outcome.REFUSED, reason)
+        if self._format in NEEDED:
+            for field, reason in NEEDED[self._format].items():
+                if self._lacks(field):
+                    self._found(field, None, Outcome.REFUSED, reason)
+            self._check_metadata()
             return
         try:
             has_image = self._place()
@@ -193,6 +216,23 @@ class _Mapping:
                 self._evaluator(has_image)
         except _RefusedError as error:
             self._found(error.name, error.value, Outcome.REFUSED, str(error))
+
+    def _check_metadata(self) -> None:
+        """Refuse the largest field of a row that is too large for a task's metadata."""
+        kept = at(self._body, NEMO_MARK) or {}
+        if row_values.size(kept) > CARRIED_LIMIT:
+            name = max(kept, key=lambda each: row_values.size(kept[each]))
+            reason = (
+                f"with it metadata has more than {CARRIED_LIMIT} bytes, and every trajectory carries metadata; "
+                f"name it in the template as {{{{{name}}}}}, or give --ignore {name}"
+            )
+            self._found(name, None, Outcome.REFUSED, reason)
+
+    def _lacks(self, field: str) -> bool:
+        """Whether neither the template nor the row gives the field."""
+        if field == INSTRUCTION and nemo_gym.INPUT in self._used:
+            return not self._fields[nemo_gym.INPUT]
+        return self._in_template(field) is None and at(self._body, field) is None
 
     @property
     def _strategy(self) -> str:
@@ -265,7 +305,7 @@ class _Mapping:
             return f"{ACTIVATE}\n{command} {self._test_files()}\n", parser
         try:
             script, parser = swebench_package.test_run(self._fields)
-            return eval_script.test_command(script), _parser(parser)
+            return eval_script.test_command(script), row_values.parser(parser, self._fields["instance_id"])
         except ValueError as error:
             raise _RefusedError("version", self._fields.get("version"), str(error)) from None
 
@@ -293,14 +333,14 @@ class _Mapping:
 
     def _check_solution(self) -> None:
         """Refuse a row whose reference solution changes files that the evaluation puts back."""
-        changed = _paths(self._fields.get(SOLUTION_FIELD))
+        changed = row_values.paths(self._fields.get(SOLUTION_FIELD))
         steering = [path for path in changed if path.rpartition("/")[2] in STEERING]
         if steering and self._format is not RowFormat.SWE_SMITH:
             reason = "the solution changes a file that the evaluation puts back, so no run could get 1; leave the row out (--where)"
             raise _RefusedError(SOLUTION_FIELD, steering, reason)
 
     def _test_files(self) -> str:
-        paths = _paths(self._fields.get("test_patch"))
+        paths = row_values.paths(self._fields.get("test_patch"))
         return shlex.join(path for path in paths if not path.endswith(NO_TESTS))
 
     def _known(self) -> dict[str, Any]:
@@ -313,7 +353,7 @@ class _Mapping:
         shown = {name: value for name, value in template.items() if name not in ("evaluator", "runtime")}
         if isinstance(runtime, Mapping):
             shown["runtime"] = {name: value for name, value in runtime.items() if name != "eval_prepare"}
-        for name in sorted(names(shown) & HIDDEN):
+        for name in sorted(HIDDEN & {field_of(place, self._fields) for place in names(shown)}):
             reason = (
                 "would show the agent the solution or the tests; only evaluator and runtime.eval_prepare may name it"
             )
@@ -339,43 +379,3 @@ class _RefusedError(Exception):
     def __init__(self, name: str, value: Any, reason: str) -> None:
         super().__init__(reason)
         self.name, self.value = name, value
-
-
-def _tests(value: Any) -> list[str]:
-    """Names of tests, from a list or its JSON text. Raises ValueError."""
-    found = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise ValueError("must be a list of names of tests, or such a list as JSON text")
-    return found
-
-
-def _parser(name: Any) -> str:
-    if name not in SWEBENCH_FORMS:
-        raise ValueError(f"not a parser that Polar has; it has {', '.join(SWEBENCH_FORMS)}")
-    return str(name)
-
-
-def _expected(value: Any) -> dict[str, str]:
-    """R2E-Gym's expected statuses, with the names that its comparison makes. Raises ValueError."""
-    found = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(found, dict):
-        raise ValueError("must be statuses by names of tests")  # noqa: TRY004
-    return {r2e.name_of(re.sub(r"\x1b\[\d+m", "", name)): str(status) for name, status in found.items()}
-
-
-def _issue(text: Any) -> Any:
-    """What stands between R2E-Gym's marks, as its agents get it."""
-    found = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", text, re.DOTALL) if isinstance(text, str) else None
-    return found[1].strip() if found else text
-
-
-def _paths(patch: Any) -> tuple[str, ...]:
-    try:
-        return test_patch.paths_of(patch) if isinstance(patch, str) else ()
-    except ValueError:
-        return ()
-
-
-def _shown(name: str, value: Any) -> Any:
-    """The value of a finding; none of what is long or hidden."""
-    return None if name in HIDDEN or len(str(value)) > 200 else value

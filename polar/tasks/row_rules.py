@@ -10,8 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 from polar.tasks.harbor_rules import Outcome, Rule
+from polar.tasks.nemo_gym import INPUT, INSTRUCTIONS, REQUEST
 
 MARK = "metadata.swe"
+NEMO_MARK = "metadata.nemo_gym"
 CONFIG = "evaluator.config"
 STRATEGY = "evaluator.strategy"
 IMAGE = "runtime.image"
@@ -32,6 +34,7 @@ class RowFormat(StrEnum):
 
 NAMES = ("task_id", "id", "name")
 """Fields of a plain row that can name it."""
+NEMO_NAMES = (*NAMES, "uuid", "instance_id")
 SWE_GYM_TESTS: Mapping[str, tuple[str, str]] = {
     "bokeh/bokeh": ("pytest -rA -n0", "parse_log_pytest"),
     "conan-io/conan": ("PYTHONPATH=${PYTHONPATH:-}:$PWD pytest -n0 -rA", "parse_log_pytest"),
@@ -88,8 +91,47 @@ _OWN: Mapping[str, Rule] = {
     "parser": _carried(f"{CONFIG}.parser", f"{CONFIG}.parser", STRATEGY),
 }
 """Fields of Polar's own, for rows that no package knows."""
+_EARLIER = "no session begins with an earlier conversation"
+_API = "says how a provider's API is called, which the harness decides"
+_OF_TOOLS = "is about `tools` alone"
+_REQUEST: Mapping[str, Rule] = {
+    REQUEST: _refused("must be a mapping"),
+    INPUT: _carried(INSTRUCTION),
+    INSTRUCTIONS: _carried("agent.instructions"),
+    f"{REQUEST}.tools": _refused(
+        "they belong to a resources server of NeMo-Gym, which doesn't run here; the agent has its harness's own tools, and those of "
+        "`agent.mcp_servers` in the template",
+        "agent.mcp_servers",
+    ),
+    **{f"{REQUEST}.{name}": _neutral(_OF_TOOLS) for name in ("tool_choice", "parallel_tool_calls", "max_tool_calls")},
+    **{f"{REQUEST}.{name}": _carried(f"sampling.{name}") for name in ("temperature", "top_p")},
+    f"{REQUEST}.max_output_tokens": _carried("sampling.max_tokens"),
+    f"{REQUEST}.model": _neutral(
+        "NeMo-Gym's model servers replace it; `agent.model_name` in the template names a model"
+    ),
+    f"{REQUEST}.reasoning": _refused("how much a model reasons is the harness's to say"),
+    f"{REQUEST}.text": _refused("a harness's answers have no prescribed form", neutral=({"format": {"type": "text"}},)),
+    f"{REQUEST}.truncation": _refused("what a long conversation loses is the harness's to say", neutral=("disabled",)),
+    f"{REQUEST}.top_logprobs": _refused("only the logprobs of sampled tokens are recorded"),
+    f"{REQUEST}.previous_response_id": _refused(_EARLIER),
+    f"{REQUEST}.prompt": _refused("a prompt that a provider keeps isn't fetched", INSTRUCTION),
+    **{
+        f"{REQUEST}.{name}": _neutral(_API)
+        for name in ("background", "include", "service_tier", "store", "stream", "user")
+    },
+}
+_RUN_OF_NEMO: Mapping[str, Rule] = {
+    "skills_ref": _refused("the skills themselves aren't in the row", "agent.skills"),
+    "response": _refused("the row is a finished rollout; import the rows that it was made from"),
+    **{
+        f"_ng_{name}": _neutral("a number of NeMo-Gym's run")
+        for name in ("task_index", "rollout_index", "attempt_index", "rollout_id")
+    },
+}
+_WRAPPED: Mapping[str, Rule] = {**_REQUEST, **_marked("agent_ref", "subset", "split"), **_RUN_OF_NEMO}
+"""Fields that NeMo-Gym adds to rows of SWE-bench and SWE-Gym."""
 FIELDS: Mapping[RowFormat, Mapping[str, Rule]] = {
-    RowFormat.SWE_BENCH_4: {**_ISSUE, **_OWN},
+    RowFormat.SWE_BENCH_4: {**_ISSUE, **_OWN, **_WRAPPED},
     RowFormat.SWE_BENCH_5: {
         **_ISSUE,
         "image": _carried(IMAGE),
@@ -102,7 +144,7 @@ FIELDS: Mapping[RowFormat, Mapping[str, Rule]] = {
         "test_assets": _refused("files of the tests beside the patch aren't uploaded", STRATEGY),
         **_marked("split", "datasets"),
     },
-    RowFormat.SWE_GYM: _ISSUE,
+    RowFormat.SWE_GYM: {**_ISSUE, **_WRAPPED},
     RowFormat.SWE_SMITH: {
         "instance_id": _carried("task_id"),
         **_marked("repo"),
@@ -122,11 +164,20 @@ FIELDS: Mapping[RowFormat, Mapping[str, Rule]] = {
         **dict.fromkeys(("execution_result_content", "num_non_test_files"), _neutral(_HISTORY)),
         **dict.fromkeys(("num_non_test_func_methods", "num_non_test_lines"), _neutral(_HISTORY)),
     },
-    RowFormat.NEMO_GYM: {
-        "responses_create_params": _refused("conversations of NeMo-Gym need its own environments, which don't run here")
-    },
+    RowFormat.NEMO_GYM: {**_REQUEST, "agent_ref": _carried(f"{NEMO_MARK}.agent_ref"), **_RUN_OF_NEMO},
     RowFormat.PLAIN: {},
 }  # fmt: skip
+NEEDED: Mapping[RowFormat, Mapping[str, str]] = {
+    RowFormat.NEMO_GYM: {
+        INSTRUCTION: "the row's input has no text of a user; give the template an instruction, which may name the row's fields",
+        STRATEGY: "NeMo-Gym verifies answers in a resources server, which doesn't run here; give the template an evaluator, which may "
+        "name the row's fields",
+    },
+    RowFormat.PLAIN: {
+        INSTRUCTION: "a row of no known format needs one in the template, like instruction: '{{question}}'",
+    },
+}
+"""What a template must give if the row doesn't, and why."""
 HIDDEN = {
     "patch",
     "test_patch",
@@ -134,18 +185,17 @@ HIDDEN = {
     "parsed_commit_content",
     "execution_result_content",
     "expected_output_json",
+    "expected_answer",
 }
 """Fields with the solution or the tests: a template may name them for the evaluator alone."""
 
 
 def recognised(fields: Mapping[str, Any]) -> RowFormat:
     """The format of a row, by its fields."""
-    if "responses_create_params" in fields:
-        return RowFormat.NEMO_GYM
     if fields.keys() >= {"repo_name", "docker_image", "expected_output_json"}:
         return RowFormat.R2E_GYM
     if not fields.keys() >= {"instance_id", "problem_statement", "FAIL_TO_PASS"}:
-        return RowFormat.PLAIN
+        return RowFormat.NEMO_GYM if REQUEST in fields else RowFormat.PLAIN
     if "eval_script" in fields or "log_parser" in fields:
         return RowFormat.SWE_BENCH_5
     if "image_name" in fields:
@@ -156,8 +206,9 @@ def recognised(fields: Mapping[str, Any]) -> RowFormat:
 def name_of(fields: Mapping[str, Any], number: int) -> str:
     """The row's name in its set: what its dataset names it by, or `row-NUMBER`."""
     match recognised(fields):
-        case RowFormat.PLAIN | RowFormat.NEMO_GYM:
-            found = next((fields[name] for name in NAMES if fields.get(name)), None)
+        case RowFormat.PLAIN | RowFormat.NEMO_GYM as found_format:
+            candidates = NAMES if found_format is RowFormat.PLAIN else NEMO_NAMES
+            found = next((fields[name] for name in candidates if fields.get(name) not in (None, "")), None)
         case RowFormat.R2E_GYM:
             found = f"{fields['repo_name']}__{fields.get('commit_hash')}"
         case _:

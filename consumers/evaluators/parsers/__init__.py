@@ -10,7 +10,18 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from consumers.evaluators.junit import SEVERITY
-from consumers.evaluators.parsers import cargo, go, jest, pytest, r2e, swebench, tap, unittest, vitest
+from consumers.evaluators.parsers import (
+    cargo,
+    go,
+    jest,
+    pytest,
+    r2e,
+    swebench,
+    swebench_languages,
+    tap,
+    unittest,
+    vitest,
+)
 from consumers.evaluators.parsers.output import NAME_LIMIT, Found
 
 __all__ = ["FORMS", "NAMES_LIMIT", "NAME_LIMIT", "PYTEST", "SWEBENCH_FORMS", "statuses"]
@@ -26,7 +37,7 @@ FORMS: Mapping[str, Callable[[str], Found]] = {
     "tap": tap.read,
     "r2e": r2e.read,
 }
-SWEBENCH_FORMS = swebench.FORMS
+SWEBENCH_FORMS: Mapping[str, Callable[[str], Found]] = {**swebench.FORMS, **swebench_languages.FORMS}
 """The parsers of SWE-bench, which only the evaluator `swebench` has."""
 NAMES_LIMIT = 100_000
 """Names of tests kept from an output, besides the expected ones."""

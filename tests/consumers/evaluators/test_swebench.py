@@ -66,7 +66,7 @@ async def test_a_name_cut_within_its_brackets_stands_for_all_that_begin_so(
         ({"fail_to_pass": []}, "fail_to_pass"),
         ({"fail_to_pass": "a"}, "fail_to_pass"),
         ({"pass_to_pass": [1]}, "pass_to_pass"),
-        ({"parser": "parse_log_karma"}, "parser"),
+        ({"parser": "parse_log_doctest"}, "parser"),
         ({"test_patch": "no patch"}, "test_patch"),
         ({"test_patch": "diff --git a/../x b/../x"}, "test_patch"),
         ({"test_patch": "diff --git a/.git/config b/.git/config"}, "test_patch"),
@@ -114,6 +114,56 @@ OUTPUTS = {
     "parse_log_pytest_pydantic": ("t.py::a PASSED\nFAILED [ 50%]\nFAILED t.py::b - why", {"t.py::a": "PASSED", "t.py::b": "FAILED"}),
     "parse_log_gotest": ("    --- PASS: TestA/b (0.00s)\n--- SKIP: TestC (0.00s)", {"TestA/b": "PASSED", "TestC": "SKIPPED"}),
     "parse_log_cargo": ("test a::b ... ok\ntest a::c ... FAILED\ntest a::d ... ignored", {"a::b": "PASSED", "a::c": "FAILED"}),
+    "parse_log_redis": (
+        "[ok]: SET works (3 ms)\n[err]: GET in SET fails in tests/unit/a.tcl\n[ignore]: slow: why\n[ready]: 1",
+        {"SET works": "PASSED", "GET in SET fails": "FAILED", "slow: why": "SKIPPED"},
+    ),
+    "parse_log_jq": ("PASS: tests/a\n  FAIL: tests/b c\n# PASS: 1", {"tests/a": "PASSED", "tests/b c": "FAILED"}),
+    "parse_log_micropython_test": (
+        "pass  a.py\nskip  b.py\nFAIL  c.py\n3 tests performed",
+        {"a.py": "PASSED", "b.py": "SKIPPED", "c.py": "FAILED"},
+    ),
+    "parse_log_googletest": (
+        "1: [ RUN      ] a.b\n1: [       OK ] a.b (0 ms)\n[  FAILED  ] a.c (x) (1 ms)\n[  FAILED  ] a.c",
+        {"a.b": "PASSED", "a.c (x)": "FAILED"},
+    ),
+    "parse_log_maven": (
+        "+ mvn -Dtest=A#b\n+ mvn -Dtest=A#c -q\n[INFO] BUILD SUCCESS\n[INFO] BUILD FAILURE\n[INFO] BUILD SUCCESS\n+ mvn -Dtest=D",
+        {"A#b": "PASSED", "A#c": "FAILED", "D": "PASSED"},
+    ),
+    "parse_log_ant": ("    [junit] [PASS] a(b.C)\n    [junit] [ERR] d\n[junit] Tests run: 2", {"a(b.C)": "PASSED", "d": "FAILED"}),
+    "parse_log_gradle_custom": (
+        "a.T > b PASSED\n> Task :c FAILED\na.T > d\nwarning\nFAILED\nPASSED",
+        {"a.T > b": "PASSED", "a.T > d": "FAILED"},
+    ),
+    "parse_log_jest": (
+        "  ✓ adds (2) (3 ms)\n  ✕ takes\n  ○ skipped later",
+        {"adds (2)": "PASSED", "takes": "FAILED", "skipped later": "SKIPPED"},
+    ),
+    "parse_log_jest_json": ("[PASSED] a > b\n[FAILED] a > c\n[PENDING] d", {"a > b": "PASSED", "a > c": "FAILED"}),
+    "parse_log_vitest": (
+        " ✓ a.ts > b 12ms\n × a.ts > c\n ↓ a.ts > d [skipped]\n ✓ a.ts > e 2 3ms",
+        {"a.ts > b": "PASSED", "a.ts > c": "FAILED", "a.ts > d": "SKIPPED", "a.ts > e 2": "PASSED"},
+    ),
+    "parse_log_tap": ("ok 1 a\n  not ok 2 b # c\nok\n1..2", {"a": "PASSED", "b # c": "FAILED"}),
+    "parse_log_karma": (
+        "  ✔ x\nStarting browser Chrome\n  outer\n    inner\n      ✔ a\n      ✖ b\n  \n  next\n    ✔ c\nSUMMARY:\n  ✖ d",
+        {"outer > inner > a": "PASSED", "outer > inner > b": "FAILED", "outer > c": "PASSED"},
+    ),
+    "parse_log_phpunit": (
+        "✔ early\nSum (Tests\\Sum)\n ✔ Adds two\n ✘ Takes  [0.1 ms]\n ↩ Later",
+        {"None > early": "PASSED", "Sum > Adds two": "PASSED", "Sum > Takes  [0.1 ms]": "FAILED", "Sum > Later": "SKIPPED"},
+    ),
+    "parse_log_minitest": (
+        "T#test_: a b. c. = 0.01 s = .\nT#test_d. = 1.20 s = E\nFinished in 0.1 s",
+        {"T#test_: a b. c": "PASSED", "T#test_d": "FAILED"},
+    ),
+    "parse_log_cucumber": ("a.feature:3 ....\na.feature:9 ..F-\nb .", {"a.feature:3": "PASSED", "a.feature:9": "FAILED"}),
+    "parse_log_ruby_unit": (
+        "  test: adds: 1:\t.: (0.1)\n  takes:   F\n  later: O\n  test: x",
+        {"adds: 1": "PASSED", "takes": "FAILED", "later": "SKIPPED"},
+    ),
+    "parse_log_rspec_transformed_json": ("adds - 1 - passed\ntakes - failed\nlater - pending", {"adds - 1": "PASSED", "takes": "FAILED"}),
 }  # fmt: skip
 
 
@@ -130,6 +180,36 @@ def test_every_parser_is_tried() -> None:
 PIECES = [
     *("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "t[a", "b]", " - ", " ... ", "ok", "F", "___", ".py:"),
     *("--- PASS: ", "test ", " ", "\t", "\n", "\x1b[1m"),
+    *(
+        "[ok]: ",
+        "[err]: ",
+        " in ",
+        " (3 ms)",
+        "[ OK ] ",
+        "-Dtest=",
+        "BUILD SUCCESS",
+        " > ",
+        "PASS: ",
+        "pass ",
+        "✓ ",
+        "✕ ",
+        "✔ ",
+        "✘ ",
+    ),
+    *(
+        "Starting browser",
+        "SUMMARY:",
+        "    ",
+        " (T)",
+        ". ",
+        "=",
+        "..",
+        ": .",
+        " - passed",
+        "[junit] ",
+        "[PASS] ",
+        "ok 1 ",
+    ),
 ]
 
 

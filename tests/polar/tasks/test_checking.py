@@ -221,6 +221,13 @@ def row_requests(**changes: Any) -> Requests | CheckedTask:
     return checking.requests(RowMember("calc-1", row), row, {}, {}, run="night", options=options)
 
 
+def test_what_a_task_gives_its_agent_is_left_out(tmp_path: Path) -> None:
+    servers = [{"name": "scales", "transport": "stdio", "command": "scales"}]
+    both = made(tmp_path, {"environment": {"mcp_servers": servers}}, IN_WORKSPACE)
+    assert (both.solution.agent.mcp_servers, both.nothing.agent.mcp_servers) == ([], [])
+    assert both.nothing.agent.harness == "shell"
+
+
 def test_a_row_s_patch_is_applied_by_one_request_and_in_no_other() -> None:
     found = row_requests()
     assert isinstance(found, Requests), found

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -41,16 +42,23 @@ def test_the_table_of_rows_fields_is_the_mapping_s_own() -> None:
 
 @pytest.mark.usefixtures("swebench_is_installed")
 def test_its_templates_of_rows_make_task_requests() -> None:
-    row = swe.a_row(test_command="true", parser="pytest")
-    sum_row = {"number": 3, "a": 1, "b": 2, "sum": 3}
-    of_issue, of_sum = (
+    asked = {"input": [{"role": "user", "content": "What is 1 + 2?"}]}
+    rows: tuple[dict[str, Any], ...] = (
+        swe.a_row(test_command="true", parser="pytest"),
+        {"number": 3, "a": 1, "b": 2, "sum": 3},
+        {"responses_create_params": asked, "expected_answer": "3"},
+    )
+    of_issue, of_sum, of_nemo = (
         row_mapping.mapped(Row("place", fields), "name", yaml.safe_load(template), RowOptions()).request()
-        for fields, template in zip((row, sum_row), ROW_TEMPLATES, strict=True)
+        for fields, template in zip(rows, ROW_TEMPLATES, strict=True)
     )
     assert isinstance(of_issue, TaskRequest), of_issue
     assert of_issue.instruction == "Solve this issue of mine/calc. Don't change the tests.\n\npower(2, 3) is 6.\n"
     assert isinstance(of_sum, TaskRequest), of_sum
     assert (of_sum.task_id, of_sum.evaluator.config["test_command"]) == ("sum-3", "test $(cat answer.txt) = 3")
+    assert isinstance(of_nemo, TaskRequest), of_nemo
+    assert of_nemo.instruction.startswith("What is 1 + 2?\n\nWrite the answer")
+    assert of_nemo.evaluator.env == {"EXPECTED": "3"}
 
 
 def test_its_template_makes_a_task_request(tmp_path: Path) -> None:

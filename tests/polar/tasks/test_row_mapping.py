@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from polar.tasks import row_mapping
 from polar.tasks.harbor_mapping import Finding, Mapped
+from polar.tasks.harbor_rules import Outcome
 from polar.tasks.placeholders import filled, names
 from polar.tasks.repositories import Repositories
 from polar.tasks.row_options import RowOptions
@@ -152,13 +154,30 @@ def test_another_script_is_refused(script: str, reason: str) -> None:
     ("field", "value"),
     [
         ("eval_type", "fail_only"),
-        ("log_parser", "parse_log_karma"),
+        ("log_parser", "parse_log_doctest"),
+        ("log_parser", "parse_log_prettier"),
+        ("log_parser", "parse_log_jekyll"),
         ("image_assets", '{"a": 1}'),
         ("test_assets", True),
     ],
 )
 def test_what_isnt_built_is_refused_by_name(field: str, value: object) -> None:
     assert refused(mapped({**ROWS[RowFormat.SWE_BENCH_5], field: value})).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(
+    ("instance_id", "log_parser", "parser"),
+    [
+        ("axios__axios-5085", "parse_log_tap", "parse_log_tap"),
+        ("google__gson-2024", "parse_log_maven", "parse_log_maven"),
+        ("jekyll__jekyll-9141", "parse_log_jekyll", "parse_log_minitest"),
+        ("jekyll__jekyll-8761", "parse_log_jekyll", "parse_log_cucumber"),
+        ("immutable-js__immutable-js-2005", "parse_log_immutable_js", "parse_log_jest_json"),
+    ],
+)
+def test_rows_in_other_languages_have_their_parsers(instance_id: str, log_parser: str, parser: str) -> None:
+    row = {**ROWS[RowFormat.SWE_BENCH_5], "instance_id": instance_id, "log_parser": log_parser}
+    assert config(mapped(row))["parser"] == parser
 
 
 def test_swe_gym_tests_the_files_of_the_test_patch() -> None:
@@ -219,8 +238,9 @@ def test_a_template_cant_show_the_solution_to_the_agent(field: str) -> None:
 
 def test_an_unknown_field_is_refused_named_or_ignored() -> None:
     row = a_row(test_command="true", colour="red")
-    assert refused(mapped(row)).startswith("colour: rows of SWE-bench 4 have no such field")
+    assert refused(mapped(row)).startswith("colour: no field of SWE-bench 4 that Polar knows; name it")
     assert mapped(row, ignored=["colour"]).refusals == ()
+    assert mapped({**row, "colour": ""}).refusals == ()
     assert mapped(row, {"instruction": "{{colour}}"}).body["instruction"] == "red"
 
 
@@ -255,10 +275,19 @@ def test_a_plain_row_is_what_the_template_makes_of_it() -> None:
         mapped(row, {"instruction": "{{qestion}}"})
 
 
-def test_nemo_gym_is_refused_by_name() -> None:
-    assert any(
-        one.name == "responses_create_params" for one in mapped({"responses_create_params": {"input": []}}).refusals
-    )
+def test_a_place_may_lead_into_a_field() -> None:
+    row = {"id": 1, "a": {"b": {"c": [2]}, "d": 3}, "a.d": 4}
+    template = {"instruction": "{{a.b}} {{a.d}}", "metadata": {"c": "{{a.b.c}}"}}
+    found = mapped(row, template)
+    assert (found.body["instruction"], found.body["metadata"]) == ('{"c": [2]} 4', {"c": [2]})
+    assert {one.name: one.outcome for one in found.findings} == {
+        "id": Outcome.NEUTRAL,
+        "a": Outcome.CARRIED,
+        "a.d": Outcome.CARRIED,
+    }
+    for place, reason in (("a.x", "the row's a has no such value; it has: b, d"), ("a.d.x", "it has: no mapping")):
+        with pytest.raises(InputError, match=re.escape(reason)):
+            mapped(row, {"instruction": f"{{{{{place}}}}}"})
 
 
 def test_every_format_has_rules_but_the_plain_one() -> None:

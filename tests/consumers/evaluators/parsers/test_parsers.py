@@ -256,6 +256,7 @@ REPEATED = [
     *("FAILED[", "FAILED [", "FAILED ", "PASSED [", "PASSED (", "FAILED[]", "SKIPPED [1", "a[/", "a:1", "\x1b[1", "[1"),
     *("--- PASS: (", "--- PASS: a (1", "test a ... ", "test  ", "ok 1 - # ", "ok ", "# skip", " - ", " ... ", "::", "_ a.py:"),
     *(" ✓ a (5 ms", "PASS  ", " FAIL a [ a ]", " ❯ a 5ms (retry x1", "f (a.", "FAIL: ", "short test summary info", '{"a":', "(", "[", "  "),
+    *("[err]: a in ", " (1  ", "[OK] (", "-Dtest=a ", ". = ", ":   ", " ....", "A (a", "Starting browser\n  a\n   b\n", "a.T > b\n"),
 ]  # fmt: skip
 
 
