@@ -1,4 +1,4 @@
-"""What an agent does to get the reward of a task in examples/swe without a fix gains nothing. In cells, without images.
+"""What an agent does to get the reward of a task in examples/swe without a fix gains nothing. In cells, with and without images.
 
 Code of the agent that tests import runs in the test runner's own process, where it can do all that the runner can; that isn't tried here
 (docs/evaluators.md says so).
@@ -19,22 +19,27 @@ import pytest
 
 from consumers.runtimes.base import RuntimeBackend
 from tests.examples.swe import TASKS, evaluated, imported, solution
+from topics.types.task import TaskRequest
 
 pytestmark = pytest.mark.contract
 
 PASSES = "import unittest\n\nclass TestParse(unittest.TestCase):\n    def test_days(self):\n        pass\n"
 WRITES_REWARDS = """\
-import glob, time
-while True:
-    for path in glob.glob("/home/agent/polar-report-*/reward.txt"):
-        open(path, "w").write("1")
-    time.sleep(0.01)
+import glob, itertools, os
+for turn in itertools.count():
+    for folder in (*glob.glob("/home/agent/polar-report-*"), *glob.glob("/logs/verifier")):
+        for name in ("reward.txt", "reward.json"):
+            open(os.path.join(folder, name), "w").write("1")
+    if turn == 0:
+        os.write(1, b".")
 """
 """For a process that waits for an evaluation."""
 IN_TESTED_CODE = f"""
-import os, subprocess, sys
-subprocess.Popen([sys.executable, "-c", {WRITES_REWARDS!r}], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+import subprocess, sys
+sys.modules["daemon"] = subprocess.Popen([sys.executable, "-c", {WRITES_REWARDS!r}], start_new_session=True, stdout=subprocess.PIPE)
+sys.modules["daemon"].stdout.read(1)
 """
+"""It goes on when the process has written a reward."""
 SHIM = "#!/bin/sh\\necho 'test_days (tests.test_durations.TestParse.test_days) ... ok'\\nexit 0\\n"
 SHIMMED = "python3 python node go make cc gcc bash sed sort comm cat mktemp cp rm"
 SHIMS = f"""
@@ -51,9 +56,7 @@ def written(path: str, text: str) -> str:
     return f"mkdir -p {shlex.quote(str(Path(path).parent))} && printf %s {shlex.quote(text)} >{shlex.quote(path)}"
 
 
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [
+ATTACKS = [
         pytest.param("durations", written("tests/test_durations.py", PASSES), id="edited tests"),
         pytest.param(
             "durations", "rm -rf tests && mkdir -p ~/kept && ln -s ~/kept tests", id="a link in the tests' place"
@@ -90,11 +93,40 @@ def written(path: str, text: str) -> str:
         pytest.param(
             "durations", f"printf %s {shlex.quote(IN_TESTED_CODE)} >>durations.py", id="a daemon of the tested code"
         ),
-    ],
-)  # fmt: skip
+    ]  # fmt: skip
+"""Of tasks by name."""
+
+
+@pytest.mark.parametrize(("name", "command"), ATTACKS)
 async def test_an_attack_gains_nothing(backend: RuntimeBackend, tmp_path: Path, name: str, command: str) -> None:
     verdict = await evaluated(backend, tmp_path, imported(name, "host.yaml"), command)
     assert verdict.reward == 0.0, verdict.artifacts.get("evaluation_output")
+
+
+IN_IMAGES = [
+    *(pytest.param(*attack.values[1:], id=attack.id) for attack in ATTACKS if attack.values[0] == "durations"),
+    pytest.param(
+        f"for program in {SHIMMED}; do rm -f /usr/bin/$program; printf {shlex.quote(SHIM)} >/usr/bin/$program; done",
+        id="programs of the image",
+    ),
+    pytest.param(
+        "mkdir -p /logs/verifier && echo 1 | tee /logs/verifier/reward.txt >/logs/verifier/reward.json", id="a reward"
+    ),
+    pytest.param("mkdir -p /tests && echo 'echo 1 >/logs/verifier/reward.txt' >/tests/test.sh", id="a verifier"),
+]
+
+
+@pytest.mark.parametrize("command", IN_IMAGES)
+async def test_an_attack_gains_nothing_in_an_image(image_backend: RuntimeBackend, tmp_path: Path, command: str) -> None:
+    verdict = await evaluated(image_backend, tmp_path, imported("durations", "image.yaml"), command)
+    assert verdict.reward == 0.0, verdict.artifacts.get("evaluation_output")
+
+
+@pytest.fixture(params=["host.yaml", "image.yaml"])
+def durations(request: pytest.FixtureRequest) -> tuple[RuntimeBackend, TaskRequest]:
+    """The task, and where it runs."""
+    fixture = "image_backend" if request.param == "image.yaml" else "backend"
+    return request.getfixturevalue(fixture), imported("durations", request.param)
 
 
 def fixed_files(folder: Path) -> dict[str, bytes]:
@@ -115,7 +147,7 @@ def fixed_object(tmp_path: Path) -> str:
 
 
 async def test_no_object_of_the_fix_is_in_the_repository(
-    backend: RuntimeBackend, tmp_path: Path, fixed_object: str
+    durations: tuple[RuntimeBackend, TaskRequest], tmp_path: Path, fixed_object: str
 ) -> None:
     command = f"""
         git cat-file --batch-check --batch-all-objects | grep -q {fixed_object} && exit 3
@@ -123,7 +155,8 @@ async def test_no_object_of_the_fix_is_in_the_repository(
         for object in $(git fsck --lost-found --no-progress | cut -d' ' -f3); do git cat-file -p $object >durations.py; done
         git cat-file -p {fixed_object} >fixed.py || rm fixed.py
     """
-    verdict = await evaluated(backend, tmp_path, imported("durations", "host.yaml"), f"{command}\ntrue")
+    backend, task = durations
+    verdict = await evaluated(backend, tmp_path, task, f"{command}\ntrue")
     assert verdict.reward == 0.0
 
 
@@ -147,10 +180,11 @@ def server(tmp_path: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize("when", ["in the run", "in the evaluation"])
 async def test_a_fix_on_the_network_cannot_be_fetched(
-    backend: RuntimeBackend, tmp_path: Path, server: int, when: str
+    durations: tuple[RuntimeBackend, TaskRequest], tmp_path: Path, server: int, when: str
 ) -> None:
     fetch = f"import urllib.request\nfound = urllib.request.urlopen('http://127.0.0.1:{server}/durations.py', timeout=5).read()\n"
     run, later = f"{fetch}open('durations.py', 'wb').write(found)\n", f"{fetch}exec(found)\n"
     command = f"python3 -c {shlex.quote(run)} || true" if when == "in the run" else written("durations.py", later)
-    verdict = await evaluated(backend, tmp_path, imported("durations", "host.yaml"), command)
+    backend, task = durations
+    verdict = await evaluated(backend, tmp_path, task, command)
     assert verdict.reward == 0.0

@@ -1,6 +1,6 @@
-"""`python -m examples.swe`: its table, its scripts, and in tier hard a task of each language but Go with the real pi and Codex.
+"""`python -m examples.swe`: its table, its scripts, and in tier hard a task of each language with the real pi and Codex.
 
-Go compiles its library anew in every sandbox, which takes a minute of two cores for each session.
+Where Go's library isn't compiled in its own folder (examples/swe/README.md), each session of a Go task takes a minute of two cores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polar.scripted.scripts import load
 from tests.acceptance.up.running import environment
 from tests.examples.swe import NAMES, TASKS
 
-RUN = ("base64", "csv", "durations")
+RUN = ("base64", "csv", "durations", "wordwrap")
 RUN_S = 600.0
 
 

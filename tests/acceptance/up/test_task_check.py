@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.acceptance.up.console import differs
 from tests.acceptance.up.running import COMMAND_S, POLAR, Up, environment
 from tests.acceptance.up.test_images import TASK_TOML
 from tests.waiting import until
@@ -31,6 +33,11 @@ VERDICTS = {
 }
 
 
+PAGE = Path(__file__).parents[3] / "docs" / "task_sets.md"
+SHOWN = re.compile(r"^\$ polar tasks check mine --run mine-checked .*?\n(.*?)^\$ ", re.DOTALL | re.MULTILINE)
+"""What docs/task_sets.md says that the check prints."""
+
+
 def a_set(folder: Path, tasks: dict[str, tuple[str, str | None]]) -> str:
     for name, (verifier, solution) in tasks.items():
         files = {
@@ -49,7 +56,7 @@ def a_set(folder: Path, tasks: dict[str, tuple[str, str | None]]) -> str:
 
 def test_each_task_gets_its_verdict_and_an_import_takes_the_usable_ones(up: Up, tmp_path: Path) -> None:
     tasks, usable = a_set(tmp_path / "set", TASKS), str(tmp_path / "usable")
-    arguments = ("tasks", "check", tasks, "--max-in-flight", "4", "--run", "rivers", "--write", usable)
+    arguments = ("tasks", "check", tasks, "--max-in-flight", "4", "--run", "mine-checked", "--write", usable)
     done = up.polar(*arguments, "--format", "json")
     found: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(done.stdout)}
     assert {name: row["verdict"] for name, row in found.items()} == VERDICTS, done.stdout + done.stderr
@@ -62,13 +69,14 @@ def test_each_task_gets_its_verdict_and_an_import_takes_the_usable_ones(up: Up, 
 
     again = up.polar(*arguments)
     assert again.returncode == 1
-    assert (
-        "5 of 5 tasks checked in the run rivers: 1 error, 1 no_solution, 1 nothing_passes, 1 solution_fails, 1 usable"
-        in again.stdout
-    )
-    shown = up.polar("trajectories", "--topic", "eval", "--run", "rivers", "--format", "jsonl").stdout.splitlines()
+    (printed,) = SHOWN.findall(PAGE.read_text())
+    difference = differs(printed.splitlines(), again.stdout)
+    assert difference is None, difference
+    shown = up.polar(
+        "trajectories", "--topic", "eval", "--run", "mine-checked", "--format", "jsonl"
+    ).stdout.splitlines()
     assert len(shown) == 2 * 4, "the second check ran nothing anew"
-    asked = "SELECT count(*) FROM sessions WHERE run = 'rivers' AND status IS NOT NULL"
+    asked = "SELECT count(*) FROM sessions WHERE run = 'mine-checked' AND status IS NOT NULL"
     until(lambda: up.polar("sql", asked, "--format", "csv").stdout.split()[1:] == ["8"], COMMAND_S)
 
     out = str(tmp_path / "tasks.jsonl")
@@ -79,6 +87,29 @@ def test_each_task_gets_its_verdict_and_an_import_takes_the_usable_ones(up: Up, 
     assert imported.returncode == 0, imported.stderr
     (line,) = Path(out).read_text().splitlines()
     assert json.loads(line)["task_id"] == "good"
+
+
+WITHOUT_REWARD = {
+    "crashed": ("kill -9 $$", "no_reward_file"),
+    "hung": ("sleep 600", "tests_timeout"),
+    "nan": ("echo nan > /logs/verifier/reward.txt", "bad_reward"),
+}
+"""The verifier and its error by name."""
+
+
+def test_a_verifier_that_leaves_no_reward_gives_null_with_the_kind_evaluation(up: Up, tmp_path: Path) -> None:
+    tasks = a_set(tmp_path / "set", {name: (verifier, SOLUTION) for name, (verifier, _) in WITHOUT_REWARD.items()})
+    template = tmp_path / "template.yaml"
+    template.write_text("evaluator: {config: {timeout_s: 5}}\n")
+    done = up.polar("tasks", "check", tasks, "--template", str(template), "--run", "null", "--format", "json")
+    found = {
+        row["name"]: (row["solution"]["reward"], row["nothing"]["reward"], row["reason"])
+        for row in json.loads(done.stdout)
+    }
+    assert found.keys() == WITHOUT_REWARD.keys(), done.stderr
+    for name, (_, code) in WITHOUT_REWARD.items():
+        assert found[name][:2] == (None, None)
+        assert found[name][2].startswith(f"solution: no reward: evaluation/{code}: "), found[name]
 
 
 def test_what_ended_before_an_interrupt_is_written(up: Up, tmp_path: Path) -> None:
