@@ -148,8 +148,8 @@ class Evaluate:
 
     async def _carried(self, run: Runtime, runtime: Runtime, task: TaskRequest) -> str | None:
         """Carry the run's artifacts into the verifier's own runtime. A reason if the run left what can't be carried."""
-        for path in task.runtime.verifier.artifacts if task.runtime.verifier else ():
-            if (reason := await carry(run, runtime, path)) is not None:
+        for artifact in task.runtime.verifier.artifacts if task.runtime.verifier else ():
+            if (reason := await carry(run, runtime, artifact)) is not None:
                 return reason
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from polar.tasks.dockerfile import Translation
@@ -94,17 +95,27 @@ def _limits(environment: Environment) -> dict[str, Any]:
     return {name: value for name in _LIMITS if (value := getattr(environment, name)) is not None}
 
 
-def _artifacts(entries: Iterable[str | Artifact]) -> list[str]:
-    """The paths. `destination` is a place in Harbor's own results, and changes nothing for a verifier."""
+def _artifacts(entries: Iterable[str | Artifact]) -> list[str | dict[str, Any]]:
+    """Artifacts, as JSON. Raises ValueError.
+
+    As in Harbor, `destination` is a place among the collected files, and of artifacts whose places overlap the first counts.
+    """
     found = [Artifact(source=entry) if isinstance(entry, str) else entry for entry in entries]
+    if not any(one.source.rstrip("/") == PUBLISHED for one in found):
+        found.insert(0, Artifact(source=PUBLISHED))
+    places: list[PurePosixPath] = []
+    made: list[str | dict[str, Any]] = []
     for one in found:
         if one.service not in (None, "main"):
             raise ValueError(
                 f"{one.source}: a sandbox has no service {one.service!r} beside it; leave the artifact out"
             )
-        if one.exclude:
-            raise ValueError(f"{one.source}: exclude isn't applied yet; name the files and folders that are needed")
-    return list(dict.fromkeys([PUBLISHED, *(one.source for one in found)]))
+        place = PurePosixPath("/") / (one.destination or one.source)
+        if any(place.is_relative_to(other) or other.is_relative_to(place) for other in places):
+            continue
+        places.append(place)
+        made.append({"path": one.source, "exclude": one.exclude} if one.exclude else one.source)
+    return made
 
 
 def _made_by(found: Translation, spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,15 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from topics.types import ids
 from topics.types.allowed_hosts import AllowedHost
@@ -17,7 +25,9 @@ from topics.types.uploads import PrepareAction
 IMAGE_NAME_LIMIT = 512
 """Characters: a registry's name (255), a tag (128) and a digest (71) fit."""
 ARTIFACTS_LIMIT = 100
-"""Files and folders that a verifier gets."""
+"""Files and folders that a verifier gets, and patterns that leave out a part of one."""
+PATTERN_LIMIT = 200
+"""Characters of such a pattern; all of a folder's are on one command line."""
 HOME, TMP = "/home/agent", "/tmp"  # noqa: S108 - the sandbox's own
 KERNELS = ("/proc", "/dev", "/run", "/sys")
 """Folders that are the kernel's, or new for each program."""
@@ -138,6 +148,37 @@ def _overlap(one: PurePosixPath, other: PurePosixPath) -> bool:
 ArtifactPath = Annotated[str, AfterValidator(_is_artifact)]
 
 
+def _is_pattern(pattern: str) -> str:
+    if not 0 < len(pattern) <= PATTERN_LIMIT or any(sign in pattern for sign in "[\\\0\n"):
+        raise ValueError(
+            f"must be a pattern of * and ?, of at most {PATTERN_LIMIT} characters and without '[' and '\\', about which programs differ"
+        )
+    return pattern
+
+
+ExcludePattern = Annotated[str, AfterValidator(_is_pattern)]
+
+
+class ArtifactSpec(Part):
+    """A file, or a folder without some of what is in it. A text is its `path`."""
+
+    path: ArtifactPath
+    exclude: Annotated[list[ExcludePattern], Field(max_length=ARTIFACTS_LIMIT)] = []
+    """Names of what is left out of a folder, at any depth, with * and ?, as in tar's `--exclude`. * also stands for slashes."""
+
+    @model_serializer(mode="wrap")
+    def _short(self, whole: SerializerFunctionWrapHandler) -> Any:
+        """As before there was `exclude`, where there is none."""
+        return whole(self) if self.exclude else self.path
+
+
+def _from_path(value: object) -> object:
+    return {"path": value} if isinstance(value, str) else value
+
+
+Artifact = Annotated[ArtifactSpec, BeforeValidator(_from_path)]
+
+
 class VerifierSpec(SandboxSpec):
     """A sandbox of the evaluation's own, of the same backend.
 
@@ -145,17 +186,22 @@ class VerifierSpec(SandboxSpec):
     evaluator work in it.
     """
 
-    artifacts: Annotated[list[ArtifactPath], Field(max_length=ARTIFACTS_LIMIT)] = []
+    artifacts: Annotated[list[Artifact], Field(max_length=ARTIFACTS_LIMIT)] = []
     """Files and folders that are copied from where the run left them to the same paths, before `eval_prepare`. Relative to the workspace;
     with images on both sides they may be absolute. One that the run didn't leave is left out."""
 
     @model_validator(mode="after")
     def _absolute_with_an_image(self) -> Self:
-        if self.image is None and (outside := next((path for path in self.artifacts if path.startswith("/")), None)):
+        if self.image is None and (outside := self.absolute_artifact):
             raise ValueError(
                 f"artifacts: {outside!r} is absolute, which needs verifier.image; make it relative to the workspace"
             )
         return self
+
+    @property
+    def absolute_artifact(self) -> str | None:
+        """The first absolute path of an artifact."""
+        return next((one.path for one in self.artifacts if one.path.startswith("/")), None)
 
 
 class RuntimeSpec(SandboxSpec):
@@ -215,9 +261,7 @@ class RuntimeSpec(SandboxSpec):
             return self
         if self.verifier_sees is not Seen.WORKSPACE:
             raise ValueError("verifier_sees goes without verifier; name what it sees in verifier.artifacts")
-        if self.image is None and (
-            outside := next((path for path in self.verifier.artifacts if path.startswith("/")), None)
-        ):
+        if self.image is None and (outside := self.verifier.absolute_artifact):
             raise ValueError(
                 f"verifier.artifacts: {outside!r} is absolute, which needs runtime.image; make it relative to the workspace"
             )

@@ -133,7 +133,7 @@ async def host(tmp_path: Path, layouts: Path, cache: Path, monkeypatch: pytest.M
 def judged(host: Host) -> Judged:
     """The fact of an evaluation with `artifacts`."""
 
-    async def judge(command: str, test: str, *artifacts: str, **verifier: Any) -> Evaluated:
+    async def judge(command: str, test: str, *artifacts: str | dict[str, Any], **verifier: Any) -> Evaluated:
         return await host.evaluated(await host.ran_in_an_image(command, test, artifacts=artifacts, **verifier))
 
     return judge
@@ -168,9 +168,28 @@ cat /tmp/all
 """
 
 
+FAKE_TAR = """rm /usr/bin/tar; cat >/usr/bin/tar <<'END'
+#!/bin/bash
+{}
+END
+chmod +x /usr/bin/tar
+"""
+
+
 async def test_artifacts_arrive_and_nothing_else_of_the_run(judged: Judged) -> None:
     """A folder takes the place of the verifier's; what the run didn't leave stays as the verifier has it."""
     fact = await judged(LEFT, ARRIVED, "/app/answer", "/out", "/kept", "/missing", env={"SET": "given"})
+    assert (fact.reward, fact.error) == (1.0, None), fact
+
+
+async def test_what_is_excluded_stays_behind_whatever_tar_the_run_left(judged: Judged) -> None:
+    """And what the verifier had there is gone, as everything in the folder."""
+    left = f"""
+    mkdir -p /out/deep/node_modules; echo x >/out/deep/node_modules/x; echo x >/out/a.pyc; echo x >/out/kept
+    mv /usr/bin/tar /usr/bin/whole; {FAKE_TAR.format("exec whole -cf - .")}
+    """
+    test = 'check [ "$(cd /out; echo .o* *)" = ".o* deep kept" -a -z "$(ls -A /out/deep)" ]'
+    fact = await judged(left, test, {"path": "/out", "exclude": ["node_modules", "*.pyc"]})
     assert (fact.reward, fact.error) == (1.0, None), fact
 
 
@@ -187,14 +206,6 @@ async def test_programs_that_the_run_replaced_do_not_count(judged: Judged) -> No
     replaced = "for one in cat rm mkdir chmod dirname; do printf '#!/bin/bash\\necho 1' >/usr/bin/$one; done; echo x >/app/answer"
     fact = await judged(replaced, 'check [ "$(cat /app/answer)" = x ]', "/app/answer")
     assert fact.reward == 1.0, fact
-
-
-FAKE_TAR = """rm /usr/bin/tar; cat >/usr/bin/tar <<'END'
-#!/bin/bash
-{}
-END
-chmod +x /usr/bin/tar
-"""
 
 
 async def test_links_and_pipes_lead_nowhere(judged: Judged) -> None:

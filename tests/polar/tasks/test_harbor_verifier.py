@@ -11,7 +11,7 @@ from polar.tasks.harbor_mapping import mapped
 from polar.tasks.harbor_rules import Outcome
 from polar.tasks.task_sets import Member
 from tests.polar.tasks.writing import AGENT, mapped_task, read, write
-from topics.types.runtime import Network, Seen
+from topics.types.runtime import ArtifactSpec, Network, Seen
 from topics.types.task import TaskRequest
 
 IMAGE: dict[str, Any] = {"docker_image": "run:1", "cpus": 2, "env": {"A": "1"}, "workdir": "/app"}
@@ -32,8 +32,35 @@ def test_without_an_environment_it_is_a_copy_of_the_task_s_with_the_tests_upload
     verifier = made.runtime.verifier
     assert verifier is not None
     assert (verifier.image, verifier.cpus, verifier.env, verifier.workdir) == ("run:1", 2, {"A": "1"}, "/app")
-    assert verifier.artifacts == ["/logs/artifacts", "/app/out.txt", "sub/dir"]
+    assert [one.path for one in verifier.artifacts] == ["/logs/artifacts", "/app/out.txt", "sub/dir"]
     assert [one.target for one in made.runtime.eval_prepare or ()] == [None, "/tests"]
+
+
+def test_artifacts_without_some_of_their_files(tmp_path: Path) -> None:
+    artifacts = ["out", {"source": "/logs/artifacts/", "exclude": ["*.o"]}, {"source": "/app", "exclude": ["b", "c*"]}]
+    made = request(tmp_path, {"environment": IMAGE, "verifier": SEPARATE, "artifacts": artifacts})
+    assert made.runtime.verifier is not None
+    assert made.runtime.verifier.artifacts == [
+        ArtifactSpec(path="out"),
+        ArtifactSpec(path="/logs/artifacts/", exclude=["*.o"]),
+        ArtifactSpec(path="/app", exclude=["b", "c*"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("artifacts", "paths"),
+    [
+        (["/a", {"source": "/a/b", "exclude": ["x"]}], ["/a"]),
+        (["/a/b", "/a"], ["/a/b"]),
+        (["a", "/a"], ["a"]),
+        (["/a", {"source": "/a", "destination": "whole"}], ["/a", "/a"]),
+        (["/a", {"source": "/b", "destination": "a/x"}], ["/a"]),
+    ],
+)
+def test_of_artifacts_in_one_place_the_first_counts(tmp_path: Path, artifacts: list[Any], paths: list[str]) -> None:
+    made = request(tmp_path, {"environment": IMAGE, "verifier": SEPARATE, "artifacts": artifacts})
+    assert made.runtime.verifier is not None
+    assert [one.path for one in made.runtime.verifier.artifacts] == ["/logs/artifacts", *paths]
 
 
 def test_an_environment_with_an_image_takes_nothing_of_the_task_s_and_has_the_tests(tmp_path: Path) -> None:
@@ -89,12 +116,12 @@ def test_its_network_is_the_verifier_s_or_that_of_its_environment(tmp_path: Path
     ("changes", "words"),
     [
         ({"artifacts": [{"source": "/x", "service": "db"}]}, "service 'db'"),
-        ({"artifacts": [{"source": "/x", "exclude": ["*.o"]}]}, "exclude isn't applied"),
+        ({"artifacts": [{"source": "/x", "exclude": ["[ab].o"]}]}, "a pattern of * and ?"),
         ({"verifier": {"environment": {"docker_image": "a", "os": "windows"}}}, "Linux alone"),
         ({"verifier": {"environment": {"docker_image": "a", "gpu_types": ["H100"]}}}, "gpu_types"),
         ({"verifier": {"environment": {"docker_image": "a", "healthcheck": {"command": "true"}}}}, "healthcheck"),
         ({"artifacts": ["/tmp/x"]}, "of its own"),
-        ({"artifacts": ["/"]}, "the path of a file or folder"),
+        ({"artifacts": [{"source": "/", "destination": "all"}]}, "the path of a file or folder"),
         ({"verifier": SEPARATE | {"collect": [{"command": "dump"}]}}, "between the agent and the verifier"),
     ],
 )

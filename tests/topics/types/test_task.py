@@ -477,8 +477,9 @@ def test_a_verifier_s_own_sandbox_takes_no_limits_or_variables_from_the_run() ->
 
 
 def test_a_verifier_survives_the_canonical_body_and_a_task_without_one_has_no_field_for_it() -> None:
-    task = parse(with_verifier(artifacts=["/out", "a/b"]))
+    task = parse(with_verifier(artifacts=["/out", {"path": "a/b"}, {"path": "c", "exclude": ["*.o"]}]))
     assert TaskRequest.model_validate_json(task.canonical()) == task
+    assert b'"artifacts":["/out","a/b",{"exclude":["*.o"],"path":"c"}]' in task.canonical()
     assert b'verifier"' not in parse(BODY).canonical()
 
 
@@ -489,6 +490,12 @@ def test_a_verifier_survives_the_canonical_body_and_a_task_without_one_has_no_fi
 def test_an_artifact_is_a_path_that_an_evaluation_can_have(path: str) -> None:
     with pytest.raises(InputError, match="artifacts"):
         parse(with_verifier(artifacts=[path]))
+
+
+@pytest.mark.parametrize("pattern", ["", "[ab]", "a\\b", "a\nb", "a\0b", "a" * 201])
+def test_patterns_that_programs_read_differently_are_refused(pattern: str) -> None:
+    with pytest.raises(InputError, match=r"artifacts\.0\.exclude\.0"):
+        parse(with_verifier(artifacts=[{"path": "a", "exclude": [pattern]}]))
 
 
 @pytest.mark.parametrize(
