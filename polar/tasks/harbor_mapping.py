@@ -233,8 +233,8 @@ class _Mapping:
             return
         if own.translation is not None:
             self._with_network(own.translation)
-        if own.needs_upload:
-            self._put("runtime.eval_prepare", harbor_verifier.upload_of_tests(self._task))
+        if own.needs_upload and (upload := self._upload()) is not None:
+            self._put("runtime.eval_prepare", upload)
         self._put(VERIFIER, own.spec)
         self._put(FOR_VERIFIER, "harbor")
         self._put("evaluator.config.timeout_s", config.verifier.timeout_sec)
@@ -261,11 +261,19 @@ class _Mapping:
                 f"the template's {target} takes the place of their upload; give {FOR_VERIFIER} in the template as well"
             )
             self._found(TESTS, None, Outcome.REFUSED, reason)
-        else:
-            self._put(target, harbor_verifier.upload_of_tests(self._task))
+        elif (upload := self._upload()) is not None:
+            self._put(target, upload)
             self._put(FOR_VERIFIER, "harbor")
             self._put("runtime.verifier_sees", Seen.EVERYTHING.value)
             self._found(TESTS, None, Outcome.CARRIED, target)
+
+    def _upload(self) -> list[dict[str, Any]] | None:
+        """The actions that upload the tests; None: they are refused."""
+        try:
+            return harbor_verifier.upload_of_tests(self._task)
+        except ValueError as error:
+            self._found(TESTS, None, Outcome.REFUSED, str(error))
+            return None
 
     @property
     def _has_image(self) -> bool:

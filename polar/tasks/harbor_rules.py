@@ -99,7 +99,7 @@ FILES: Mapping[str, Rule] = {
     TESTS: _carried("runtime.eval_prepare", FOR_VERIFIER),
     "solution": _neutral("for the reference solution alone, which no rollout sees"),
     "trajectory.json": _unbuilt("no session begins with an earlier conversation"),
-    ".harborignore": _unbuilt("its rules aren't applied to uploads yet; delete the files that it names, and itself"),
+    ".harborignore": _neutral("Harbor applies those in tests and solution alone"),
 }
 
 _RULES = (*FIELDS.values(), *FILES.values())

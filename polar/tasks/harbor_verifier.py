@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from polar.tasks import ignore_rules
 from polar.tasks.dockerfile import Translation
 from polar.tasks.harbor_dockerfile import translated, workdir_of
 from polar.tasks.harbor_folder import HarborTask
@@ -58,9 +59,11 @@ def check_kept(backend: str) -> None:
 
 
 def upload_of_tests(task: HarborTask) -> list[dict[str, Any]]:
-    """Actions, as JSON. Files that lie at /tests before, perhaps the agent's, aren't tests."""
-    upload = {"type": "upload_dir", "source": str((task.folder / TESTS).absolute()), "target": "/tests"}
-    return [{"type": "exec", "command": "rm -rf /tests", "cwd": "/"}, upload]
+    """Actions, as JSON. Files that lie at /tests before, perhaps the agent's, aren't tests. Raises ValueError."""
+    return [
+        {"type": "exec", "command": "rm -rf /tests", "cwd": "/"},
+        *ignore_rules.of_task(task, TESTS, "test.sh", "/tests"),
+    ]
 
 
 def own_sandbox(
