@@ -13,6 +13,7 @@ FOR_VERIFIER = "evaluator.strategy"
 """A template with this field has an evaluator in the place of the task's verifier."""
 HOSTS = "runtime.allowed_hosts"
 VERIFIER = "runtime.verifier"
+COLLECT = "runtime.collect"
 DOCKERFILE = "environment/Dockerfile"
 SETUP_NETWORK = "runtime.setup_network"
 
@@ -69,9 +70,7 @@ FIELDS: Mapping[str, Rule] = {
     "verifier.user": _unbuilt(_USERS, FOR_VERIFIER),
     "verifier.environment_mode": _carried(VERIFIER, FOR_VERIFIER, neutral=("shared",)),
     "verifier.environment": _carried(VERIFIER, FOR_VERIFIER),
-    "verifier.collect": _unbuilt(
-        "no command runs between the agent and the verifier; give an evaluator in the template that runs it", FOR_VERIFIER
-    ),
+    "verifier.collect": _carried(COLLECT, COLLECT, FOR_VERIFIER),
     "environment.network_mode": _carried("runtime.network"),
     "environment.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
     "environment.build_timeout_sec": _carried("timeouts.init"),

@@ -19,7 +19,7 @@ from pydantic import (
 
 from topics.types import ids
 from topics.types.allowed_hosts import AllowedHost
-from topics.types.parts import Environment, Part
+from topics.types.parts import Argument, Environment, Part
 from topics.types.uploads import PrepareAction
 
 IMAGE_NAME_LIMIT = 512
@@ -179,6 +179,15 @@ def _from_path(value: object) -> object:
 Artifact = Annotated[ArtifactSpec, BeforeValidator(_from_path)]
 
 
+class CollectSpec(Part):
+    """A command that brings what a verifier gets into files."""
+
+    command: Argument
+    """For `bash -c` with pipefail."""
+    timeout_s: float = Field(default=60, gt=0)
+    """Seconds, within `timeouts.evaluate`."""
+
+
 class VerifierSpec(SandboxSpec):
     """A sandbox of the evaluation's own, of the same backend.
 
@@ -229,6 +238,9 @@ class RuntimeSpec(SandboxSpec):
     """
     allow_internet: bool = True
     """Accepted for other systems' tasks if true; `network` says what the agent reaches."""
+    collect: Annotated[list[CollectSpec], Field(max_length=ARTIFACTS_LIMIT)] = []
+    """Commands after the run and before the artifacts are copied, in order, in the sandbox as the run left it, with `network` and without
+    the model. One that fails changes nothing but the reward's reason. Needs `verifier`, or `verifier_sees: everything`."""
     eval_prepare: list[PrepareAction] | None = None
     """Steps between the run and the evaluation, in order: what the agent mustn't see."""
     import_path: str | None = None
@@ -267,6 +279,15 @@ class RuntimeSpec(SandboxSpec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _collects_apart(self) -> Self:
+        if self.collect and self.verifier is None and self.verifier_sees is Seen.WORKSPACE:
+            raise ValueError(
+                "collect needs verifier, or verifier_sees 'everything': its commands may start programs of the run, which could replace "
+                "those of an evaluation that is kept apart from them"
+            )
+        return self
+
     def actions(self) -> Iterator[tuple[str, PrepareAction]]:
         """All actions, each with its place below `runtime`."""
         lists = {name: getattr(self, name) or () for name in UPLOADING}
@@ -281,6 +302,12 @@ class RuntimeSpec(SandboxSpec):
         assert self.verifier is not None, "the evaluation has a sandbox of its own"
         own = {name: getattr(self.verifier, name) for name in SandboxSpec.model_fields}
         return self.model_copy(update={**own, "verifier": None}).seen_whole
+
+    @property
+    def left_by_run(self) -> RuntimeSpec:
+        """The run's sandbox for what works in it after the run: `collect`, and the copying of artifacts. Programs of the run may take part,
+        so they reach no more than the run did."""
+        return self.seen_whole.model_copy(update={"verifier_network": self.network or Network.PROXY_ONLY})
 
     @property
     def seen_whole(self) -> RuntimeSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,18 @@ class Host:
         claim.work = Evaluate(self.context, claim)
         return claim
 
-    async def ran_in_an_image(self, command: str, test: str, **verifier: Any) -> Claim:
+    async def ran_in_an_image(
+        self, command: str, test: str, collect: Sequence[dict[str, Any]] = (), **verifier: Any
+    ) -> Claim:
         """As `ran`. `test`: has the function `check`, whose arguments are a command that succeeds for the reward 1."""
         write = {
             "type": "exec",
             "command": 'mkdir /tests && printf %s "$TEST" >/tests/test.sh',
             "env": {"TEST": f"#!/bin/bash\n{SCORES}{test}"},
         }
-        own = {"image": "verifier:1"} | verifier
-        return await self.ran(command, {"strategy": "harbor"}, image="run:1", eval_prepare=[write], verifier=own)
+        own = {"verifier": {"image": "verifier:1"} | verifier} if verifier else {"verifier_sees": "everything"}
+        runtime = {"image": "run:1", "eval_prepare": [write], "collect": list(collect)} | own
+        return await self.ran(command, {"strategy": "harbor"}, **runtime)
 
     async def evaluated(self, claim: Claim) -> Evaluated:
         """The fact of an evaluation, after which its sandbox is gone."""
@@ -246,6 +249,49 @@ async def test_what_cannot_be_carried_is_zero_and_never_null(
     assert reason in str(fact.reason), fact.reason
 
 
+async def test_collect_works_in_the_run_s_sandbox_before_the_artifacts_are_taken(host: Host) -> None:
+    """A command that fails leaves a sentence, and the others count."""
+    collect = [
+        {"command": "cat start answer >/out; echo $PWD >>/out; exit 3"},
+        {"command": "sleep 60", "timeout_s": 0.5},
+        {"command": "echo late >>/out"},
+    ]
+    test = """check [ "$(cat /out)" = "the run's\nmine\n/app\nlate" ]"""
+    claim = await host.ran_in_an_image("echo mine >answer", test, collect, artifacts=["/out"])
+    fact = await host.evaluated(claim)
+    assert (fact.reward, fact.error) == (1.0, None), fact
+    assert fact.reason is not None
+    assert "runtime.collect[0] ended with exit code 3" in fact.reason
+    assert "runtime.collect[1] took longer than its timeout_s = 0.5 s" in fact.reason
+    assert "[2]" not in fact.reason
+
+
+@pytest.mark.parametrize(
+    ("left", "reason"),
+    [
+        ("rm -r /app/*; rmdir /app/* /app; mv /usr/bin/bash /usr/bin/b", ""),
+        ("mv /home /h; ln -s /nowhere /home", "wasn't started"),
+    ],
+)
+async def test_collect_that_the_run_broke_is_no_error(host: Host, left: str, reason: str) -> None:
+    claim = await host.ran_in_an_image(left, "check false", [{"command": "true"}], artifacts=[])
+    fact = await host.evaluated(claim)
+    assert (fact.reward, fact.error) == (0.0, None), fact
+    assert reason in str(fact.reason)
+
+
+async def test_collect_gives_no_reward(host: Host) -> None:
+    """Also where the tests see everything: what it writes counts as the run's, and nothing that it started lives on."""
+    command = """
+    mkdir -p /logs/verifier; echo 1 >/logs/verifier/reward.txt
+    (trap '' TERM HUP; while :; do echo 1 >/logs/verifier/reward.txt; done) & disown
+    """
+    test = "[ -e /collected ] && check false"
+    claim = await host.ran_in_an_image("true", test, [{"command": command + "touch /collected"}])
+    fact = await host.evaluated(claim)
+    assert (fact.reward, fact.error) == (0.0, None), fact
+
+
 async def test_actions_that_meet_artifacts_are_zero_and_others_are_infra(judged: Judged) -> None:
     blocked = await judged("mkdir /tests", "check true", "/tests")
     assert (blocked.reward, blocked.error) == (0.0, None)
@@ -267,7 +313,7 @@ async def test_an_image_that_cannot_be_had_is_no_verdict(judged: Judged) -> None
 
 
 async def test_the_sandbox_of_a_cancelled_evaluation_is_removed(host: Host) -> None:
-    claim = await host.ran_in_an_image("true", "sleep 60")
+    claim = await host.ran_in_an_image("true", "sleep 60", artifacts=[])
     doing = asyncio.create_task(claim.work.do())
     folder = host.context.settings.data / "runtimes" / host.context.settings.namespace / "cell" / claim.id
     await eventually(folder.is_dir, 30)

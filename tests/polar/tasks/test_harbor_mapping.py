@@ -75,6 +75,7 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "verifier.network_mode": ("runtime.verifier_network", "none"),
     "verifier.timeout_sec": ("timeouts.evaluate", 30.0),
     "verifier.env": ("evaluator.env", {"A": "b"}),
+    "verifier.collect": ("runtime.collect", [{"command": "dump"}]),
     "environment.network_mode": ("runtime.network", "host"),
     "environment.build_timeout_sec": ("timeouts.init", 10.0),
     "environment.cpus": ("runtime.cpus", 2.0),
@@ -87,7 +88,7 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "environment.workdir": ("runtime.workdir", "sub"),
 }
 UNBUILT = {
-    "agent.user", "verifier.user", "verifier.collect", "environment.os",
+    "agent.user", "verifier.user", "environment.os",
     "environment.gpu_types", "environment.tpu",
     "environment.healthcheck", "multi_step_reward_strategy", "steps", "artifacts",
 }  # fmt: skip

@@ -11,7 +11,7 @@ from polar.tasks.harbor_mapping import mapped
 from polar.tasks.harbor_rules import Outcome
 from polar.tasks.task_sets import Member
 from tests.polar.tasks.writing import AGENT, mapped_task, read, write
-from topics.types.runtime import ArtifactSpec, Network, Seen
+from topics.types.runtime import ArtifactSpec, CollectSpec, Network, Seen
 from topics.types.task import TaskRequest
 
 IMAGE: dict[str, Any] = {"docker_image": "run:1", "cpus": 2, "env": {"A": "1"}, "workdir": "/app"}
@@ -103,6 +103,19 @@ def test_the_limit_of_the_tests_and_the_time_to_make_its_sandbox_are_kept_apart(
     assert (made.timeouts.evaluate, made.evaluator.config["timeout_s"]) == (130, 30)
 
 
+@pytest.mark.parametrize(("mode", "budget_s"), [("separate", 237), ("shared", 137)])
+def test_commands_that_collect_have_time_of_their_own(tmp_path: Path, mode: str, budget_s: float) -> None:
+    collect = [{"command": "dump", "service": "main", "timeout_sec": 47}, {"command": "tidy"}]
+    config = {
+        "environment": IMAGE | {"build_timeout_sec": 100},
+        "verifier": {"environment_mode": mode, "timeout_sec": 30, "collect": collect},
+    }
+    made = mapped_task(tmp_path, config).request()
+    assert isinstance(made, TaskRequest), made
+    assert made.runtime.collect == [CollectSpec(command="dump", timeout_s=47), CollectSpec(command="tidy")]
+    assert (made.timeouts.evaluate, made.evaluator.config["timeout_s"]) == (budget_s, 30)
+
+
 def test_its_network_is_the_verifier_s_or_that_of_its_environment(tmp_path: Path) -> None:
     own = {"docker_image": "judge:1", "network_mode": "no-network"}
     made = request(tmp_path, {"environment": IMAGE, "verifier": {"environment": own}})
@@ -122,7 +135,8 @@ def test_its_network_is_the_verifier_s_or_that_of_its_environment(tmp_path: Path
         ({"verifier": {"environment": {"docker_image": "a", "healthcheck": {"command": "true"}}}}, "healthcheck"),
         ({"artifacts": ["/tmp/x"]}, "of its own"),
         ({"artifacts": [{"source": "/", "destination": "all"}]}, "the path of a file or folder"),
-        ({"verifier": SEPARATE | {"collect": [{"command": "dump"}]}}, "between the agent and the verifier"),
+        ({"verifier": SEPARATE | {"collect": [{"command": "dump", "service": "db"}]}}, "service 'db'"),
+        ({"verifier": SEPARATE | {"collect": [{"command": "dump", "user": "ana"}]}}, "one user"),
     ],
 )
 def test_what_it_cannot_have_refuses_the_task(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

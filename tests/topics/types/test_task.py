@@ -476,6 +476,14 @@ def test_a_verifier_s_own_sandbox_takes_no_limits_or_variables_from_the_run() ->
     assert own.verifier is None
 
 
+@pytest.mark.parametrize(("network", "after"), [(None, "proxy_only"), ("none", "none"), ("host", "host")])
+def test_after_a_run_its_sandbox_reaches_no_more_than_the_run_did(network: str | None, after: str) -> None:
+    runtime = {"image": "run:1", "network": network, "verifier_network": "host", "verifier": {"image": "judge:1"}}
+    spec = parse(body(runtime=runtime)).runtime
+    assert (spec.left_by_run.verifier_network.value, spec.of_verifier.verifier_network.value) == (after, "host")
+    assert spec.left_by_run.verifier_sees.value == "everything"
+
+
 def test_a_verifier_survives_the_canonical_body_and_a_task_without_one_has_no_field_for_it() -> None:
     task = parse(with_verifier(artifacts=["/out", {"path": "a/b"}, {"path": "c", "exclude": ["*.o"]}]))
     assert TaskRequest.model_validate_json(task.canonical()) == task
@@ -504,6 +512,7 @@ def test_patterns_that_programs_read_differently_are_refused(pattern: str) -> No
         ({"verifier": {"artifacts": ["/out"]}}, "verifier.image"),
         ({"verifier": {"image": "judge:1", "artifacts": ["/out"]}}, "runtime.image"),
         ({"image": "run:1", "verifier_sees": "everything", "verifier": {}}, "goes without verifier"),
+        ({"image": "run:1", "collect": [{"command": "dump"}]}, "collect needs verifier"),
         ({"image": "run:1", "backend": "docker", "verifier": {}}, "can't be kept"),
         ({"backend": "process", "verifier": {}}, "can't be kept"),
     ],
