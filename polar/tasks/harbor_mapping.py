@@ -22,6 +22,7 @@ from polar.tasks.harbor_rules import (
     FIELDS,
     FILES,
     FOR_VERIFIER,
+    HEALTHCHECK,
     HOSTS,
     IMAGE,
     MARK,
@@ -157,6 +158,8 @@ class _Mapping:
             self._verifier()
         if at(self._body, COLLECT) is not None:
             self._time_to_collect()
+        if (check := self._task.config.environment.healthcheck) and at(self._body, HEALTHCHECK) is not None:
+            self._put("timeouts.init", self._task.config.environment.build_timeout_sec + check.longest_sec)
         return Mapped(merged(self._body, self._template), tuple(self._findings))
 
     def _field(self, name: str, value: Any) -> None:

@@ -14,6 +14,7 @@ FOR_VERIFIER = "evaluator.strategy"
 HOSTS = "runtime.allowed_hosts"
 VERIFIER = "runtime.verifier"
 COLLECT = "runtime.collect"
+HEALTHCHECK = "runtime.healthcheck"
 DOCKERFILE = "environment/Dockerfile"
 SETUP_NETWORK = "runtime.setup_network"
 
@@ -85,7 +86,7 @@ FIELDS: Mapping[str, Rule] = {
     "environment.mcp_servers": _carried("agent.mcp_servers"),
     "environment.env": _carried("runtime.env"),
     "environment.skills_dir": _carried("agent.skills_path"),
-    "environment.healthcheck": _unbuilt("no service of a sandbox is started before the agent, so nothing can become ready"),
+    "environment.healthcheck": _carried(HEALTHCHECK),
     "environment.workdir": _carried("runtime.workdir"),
     "solution.env": _neutral("for the reference solution alone, which no rollout sees"),
     "multi_step_reward_strategy": _unbuilt("a session has one instruction; there are no steps yet"),

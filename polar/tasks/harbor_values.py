@@ -88,6 +88,14 @@ class Values:
             for one in commands
         ]
 
+    def healthcheck(self, check: dict[str, Any]) -> dict[str, Any]:
+        changed = {
+            name.removesuffix("_sec") + "_s" if name.endswith("_sec") else name: value for name, value in check.items()
+        }
+        if "retries" in changed:
+            changed["retries"] = max(1, changed["retries"])
+        return changed
+
 
 def _unchanged(_: Values, value: Any) -> Any:
     return value
@@ -100,5 +108,6 @@ CONVERTED: Mapping[str, Callable[[Values, Any], Any]] = {
     "environment.mcp_servers": Values.servers,
     "environment.docker_image": Values.image,
     "environment.workdir": Values.workdir,
+    "environment.healthcheck": Values.healthcheck,
 }
 """Carried fields whose values change or are checked."""

@@ -179,6 +179,23 @@ def _from_path(value: object) -> object:
 Artifact = Annotated[ArtifactSpec, BeforeValidator(_from_path)]
 
 
+class HealthcheckSpec(Part):
+    """A command that must succeed before the agent starts; it is tried again until then, as in Docker's HEALTHCHECK."""
+
+    command: Argument
+    """For `bash -c` with pipefail, in the working directory. Exit code 0 means ready."""
+    timeout_s: float = Field(default=30, gt=0)
+    """Seconds of one try; one that takes longer has failed."""
+    retries: int = Field(default=3, ge=1)
+    """The check has failed after this many failed tries."""
+    interval_s: float = Field(default=5, ge=0)
+    """Seconds between two tries."""
+    start_period_s: float = Field(default=0, ge=0)
+    """Failures of tries that begin within this many seconds don't count."""
+    start_interval_s: float = Field(default=5, ge=0)
+    """Seconds between two tries in that time."""
+
+
 class CollectSpec(Part):
     """A command that brings what a verifier gets into files."""
 
@@ -224,11 +241,13 @@ class RuntimeSpec(SandboxSpec):
     network: Network | None = None
     """For the harness. None: `proxy_only`, but `host` in a `process`, which can't do less."""
     setup_network: Network = Network.NONE
-    """For `prepare`."""
+    """For `prepare` and `healthcheck`."""
     verifier_network: Network = Network.NONE
     """For the evaluation."""
     verifier_sees: Seen = Seen.WORKSPACE
     """Of the run, in the evaluation. `everything` needs an image."""
+    healthcheck: HealthcheckSpec | None = None
+    """Carried out after `prepare`, within `timeouts.init`. No program of an image is started, so it sees files and no services."""
     verifier: VerifierSpec | None = None
     """None: the evaluation takes place in the run's sandbox, of which it sees `verifier_sees`."""
     allowed_hosts: list[HostEntry] = []

@@ -271,7 +271,13 @@ class TaskRequest(Part):
 YOUNGER: Mapping[str, Mapping[str, object]] = {
     "": {"run": None},
     "agent": {"instructions": None, "skills": []},
-    "runtime": {"collect": [], "path": [], "verifier": None, "verifier_sees": Seen.WORKSPACE.value},
+    "runtime": {
+        "collect": [],
+        "healthcheck": None,
+        "path": [],
+        "verifier": None,
+        "verifier_sees": Seen.WORKSPACE.value,
+    },
 }
 """Fields that came after the first tasks, by the part that has them, with their defaults as JSON. A new field is added here."""
 

@@ -20,7 +20,7 @@ from tests.polar.tasks.fields import leaves
 from tests.polar.tasks.writing import AGENT, IN_PLACE, mapped_task, nested
 from topics.types import ids
 from topics.types.errors import InputError
-from topics.types.runtime import UNKEPT, Network, Seen
+from topics.types.runtime import UNKEPT, HealthcheckSpec, Network, Seen
 from topics.types.task import TaskRequest
 
 SET: dict[str, Any] = {
@@ -86,11 +86,12 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "environment.mcp_servers": ("agent.mcp_servers", [{"name": "a", "url": "http://a"}]),
     "environment.skills_dir": ("agent.skills_path", "/skills"),
     "environment.workdir": ("runtime.workdir", "sub"),
+    "environment.healthcheck": ("runtime.healthcheck", {"command": "true"}),
 }
 UNBUILT = {
     "agent.user", "verifier.user", "environment.os",
     "environment.gpu_types", "environment.tpu",
-    "environment.healthcheck", "multi_step_reward_strategy", "steps", "artifacts",
+    "multi_step_reward_strategy", "steps", "artifacts",
 }  # fmt: skip
 
 
@@ -274,6 +275,25 @@ def test_the_tests_of_a_task_with_an_image_are_its_evaluation(tmp_path: Path) ->
     assert narrowed.runtime.verifier_sees is Seen.WORKSPACE
     own = mapped_task(tmp_path, config, {**AGENT, "runtime": {"eval_prepare": [{"type": "exec", "command": "true"}]}})
     assert outcomes(own, TESTS) == [Outcome.REFUSED]
+
+
+def test_a_health_check_has_time_of_its_own(tmp_path: Path) -> None:
+    """As much as it can need: ten seconds in which failures don't count, a last try in them, and one more."""
+    check = {
+        "command": "ls",
+        "retries": 0,
+        "timeout_sec": 2,
+        "interval_sec": 3,
+        "start_period_sec": 10,
+        "start_interval_sec": 4,
+    }
+    config = {"environment": {"docker_image": "a:1", "healthcheck": check, "build_timeout_sec": 100}}
+    request = mapped_task(tmp_path, config, AGENT).request()
+    assert isinstance(request, TaskRequest), request
+    assert request.timeouts.init == 100 + 10 + (2 + 4) + (2 + 3)
+    assert request.runtime.healthcheck == HealthcheckSpec(
+        command="ls", retries=1, timeout_s=2, interval_s=3, start_period_s=10, start_interval_s=4
+    )
 
 
 def test_a_null_where_no_task_sets_anything_stays(tmp_path: Path) -> None:

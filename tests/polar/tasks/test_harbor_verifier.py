@@ -132,7 +132,6 @@ def test_its_network_is_the_verifier_s_or_that_of_its_environment(tmp_path: Path
         ({"artifacts": [{"source": "/x", "exclude": ["[ab].o"]}]}, "a pattern of * and ?"),
         ({"verifier": {"environment": {"docker_image": "a", "os": "windows"}}}, "Linux alone"),
         ({"verifier": {"environment": {"docker_image": "a", "gpu_types": ["H100"]}}}, "gpu_types"),
-        ({"verifier": {"environment": {"docker_image": "a", "healthcheck": {"command": "true"}}}}, "healthcheck"),
         ({"artifacts": ["/tmp/x"]}, "of its own"),
         ({"artifacts": [{"source": "/", "destination": "all"}]}, "the path of a file or folder"),
         ({"verifier": SEPARATE | {"collect": [{"command": "dump", "service": "db"}]}}, "service 'db'"),
