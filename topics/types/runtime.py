@@ -163,6 +163,7 @@ class ArtifactSpec(Part):
     """A file, or a folder without some of what is in it. A text is its `path`."""
 
     path: ArtifactPath
+    """Relative to the workspace, or absolute."""
     exclude: Annotated[list[ExcludePattern], Field(max_length=ARTIFACTS_LIMIT)] = []
     """Names of what is left out of a folder, at any depth, with * and ?, as in tar's `--exclude`. * also stands for slashes."""
 
