@@ -247,7 +247,7 @@ class _Mapping:
         self._put("evaluator.config.timeout_s", config.verifier.timeout_sec)
         self._put("timeouts.evaluate", config.verifier.timeout_sec + config.environment.build_timeout_sec)
         for name, value in fields:
-            self._found(name, value, Outcome.CARRIED, FIELDS[name].becomes)
+            self._found(name, value, Outcome.CARRIED, harbor_verifier.OWN_FIELDS[name])
         if self._task.has(TESTS):
             self._found(TESTS, None, Outcome.CARRIED, own.tests_in)
 

@@ -13,6 +13,7 @@ FOR_VERIFIER = "evaluator.strategy"
 """A template with this field has an evaluator in the place of the task's verifier."""
 HOSTS = "runtime.allowed_hosts"
 VERIFIER = "runtime.verifier"
+USER = "runtime.user"
 COLLECT = "runtime.collect"
 HEALTHCHECK = "runtime.healthcheck"
 DOCKERFILE = "environment/Dockerfile"
@@ -51,7 +52,6 @@ def _unbuilt(what: str, *replaced_by: str, neutral: tuple[object, ...] = ()) -> 
     return Rule(Outcome.REFUSED, what, replaced_by, neutral)
 
 
-_USERS = "every program of a session runs as the sandbox's one user; leave it out if that user will do"
 IMAGE = "give the task environment.docker_image or a Dockerfile, or give runtime.image in the template"
 MARK = "metadata.harbor"
 TESTS = "tests"
@@ -63,12 +63,12 @@ FIELDS: Mapping[str, Rule] = {
     "agent.network_mode": _carried("runtime.network"),
     "agent.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
     "agent.timeout_sec": _carried("timeouts.run"),
-    "agent.user": _unbuilt(_USERS),
+    "agent.user": _carried(USER),
     "verifier.network_mode": _carried("runtime.verifier_network", FOR_VERIFIER),
     "verifier.allowed_hosts": _carried(HOSTS, HOSTS, FOR_VERIFIER),
     "verifier.timeout_sec": _carried("timeouts.evaluate", FOR_VERIFIER),
     "verifier.env": _carried("evaluator.env", FOR_VERIFIER),
-    "verifier.user": _unbuilt(_USERS, FOR_VERIFIER),
+    "verifier.user": _carried(USER, USER, FOR_VERIFIER),
     "verifier.environment_mode": _carried(VERIFIER, FOR_VERIFIER, neutral=("shared",)),
     "verifier.environment": _carried(VERIFIER, FOR_VERIFIER),
     "verifier.collect": _carried(COLLECT, COLLECT, FOR_VERIFIER),

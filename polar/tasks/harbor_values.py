@@ -16,6 +16,11 @@ MAIN = "main"
 """Harbor's name of the container in which the agent works."""
 
 
+def user_name(user: str | int) -> str:
+    """One of the names that a user has."""
+    return "root" if str(user) == "0" else str(user)
+
+
 class Values:
     """The values of one task, beside a template."""
 
@@ -79,14 +84,30 @@ class Values:
         for one in commands:
             if (service := one.get("service", MAIN)) != MAIN:
                 raise ValueError(f"a sandbox has no service {service!r} beside it; leave its commands out")
-            if one.get("user") is not None:
+            if (user := one.get("user")) is not None and user_name(user) != self._users_name:
                 raise ValueError(
-                    "every program of a session runs as the sandbox's one user; leave user out if that user will do"
+                    f"every program of a sandbox is one user, and not {user}; leave user out if that user will do, or give it as agent.user"
                 )
         return [
             {"command": one["command"]} | ({"timeout_s": one["timeout_sec"]} if "timeout_sec" in one else {})
             for one in commands
         ]
+
+    @property
+    def _users_name(self) -> str | None:
+        """The name of the user that the task wants in the sandbox of the agent."""
+        config = self._task.config
+        asked = (config.agent.user, None if config.verifier.is_separate else config.verifier.user)
+        return next((user_name(user) for user in asked if user is not None), None)
+
+    def user(self, user: str | int) -> str:
+        """Raises ValueError if the task wants another one as well."""
+        if (name := user_name(user)) != self._users_name:
+            raise ValueError(
+                f"every program of a sandbox is one user, and agent.user is {self._users_name}; leave one of them out, or give the "
+                "verifier environment_mode 'separate'"
+            )
+        return name
 
     def healthcheck(self, check: dict[str, Any]) -> dict[str, Any]:
         changed = {
@@ -104,6 +125,8 @@ def _unchanged(_: Values, value: Any) -> Any:
 CONVERTED: Mapping[str, Callable[[Values, Any], Any]] = {
     "environment.env": Values.resolved,
     "verifier.env": Values.resolved,
+    "agent.user": Values.user,
+    "verifier.user": Values.user,
     "verifier.collect": Values.collect,
     "environment.mcp_servers": Values.servers,
     "environment.docker_image": Values.image,

@@ -18,10 +18,16 @@ from polar.tasks.harbor_dockerfile import translated, workdir_of
 from polar.tasks.harbor_folder import HarborTask
 from polar.tasks.harbor_rules import FIELDS, IMAGE, TESTS, VERIFIER, Outcome
 from polar.tasks.harbor_schema import Artifact, Config, Environment
+from polar.tasks.harbor_values import user_name
 from topics.types.runtime import UNKEPT
 
-OWN_FIELDS = ("verifier.environment_mode", "verifier.environment", "artifacts")
-"""Fields of a `task.toml` that are about it."""
+OWN_FIELDS = {
+    "verifier.environment_mode": VERIFIER,
+    "verifier.environment": VERIFIER,
+    "verifier.user": f"{VERIFIER}.user",
+    "artifacts": f"{VERIFIER}.artifacts",
+}
+"""Fields of a `task.toml` that are about it, and what they become."""
 DOCKERFILE = "tests/Dockerfile"
 COMPOSE = "tests/docker-compose.yaml"
 PUBLISHED = "/logs/artifacts"
@@ -75,6 +81,8 @@ def own_sandbox(
     spec = _limits(environment) | {"env": dict(env), "artifacts": _artifacts(task.config.artifacts)}
     if environment.workdir is not None:
         spec["workdir"] = environment.workdir
+    if (user := task.config.verifier.user) is not None:
+        spec["user"] = user_name(user)
     if task.config.verifier.environment is not None and environment.docker_image is not None:
         return Own(spec | {"image": environment.docker_image}, f"{VERIFIER}.image")
     if task.has(COMPOSE):

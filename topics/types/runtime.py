@@ -24,6 +24,8 @@ from topics.types.uploads import PrepareAction
 
 IMAGE_NAME_LIMIT = 512
 """Characters: a registry's name (255), a tag (128) and a digest (71) fit."""
+USER_LIMIT = 64
+"""Characters of a user's name."""
 ARTIFACTS_LIMIT = 100
 """Files and folders that a verifier gets, and patterns that leave out a part of one."""
 PATTERN_LIMIT = 200
@@ -78,13 +80,13 @@ class Seen(StrEnum):
 CELL_LACKS = ("allow_internet", "kwargs")
 LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
 """Fields of `RuntimeSpec` that limit a session."""
-LANDLOCK_LACKS = (*CELL_LACKS, "gpus", "image", "verifier", "verifier_sees", "allowed_hosts", *LIMITS)
+LANDLOCK_LACKS = (*CELL_LACKS, "user", "gpus", "image", "verifier", "verifier_sees", "allowed_hosts", *LIMITS)
 IMAGE_BACKENDS = ("apptainer", "docker")
 """Backends that need an image."""
 UNKEPT = {
-    "apptainer": (*CELL_LACKS, "gpus", "verifier", "verifier_sees", "cpus", "memory_mb", "pids", "storage_mb"),
+    "apptainer": (*CELL_LACKS, "user", "gpus", "verifier", "verifier_sees", "cpus", "memory_mb", "pids", "storage_mb"),
     "cell": CELL_LACKS,
-    "docker": ("allow_internet", "kwargs", "verifier", "verifier_sees"),
+    "docker": ("allow_internet", "kwargs", "user", "verifier", "verifier_sees"),
     "landlock": LANDLOCK_LACKS,
     "process": (*LANDLOCK_LACKS, "network", "setup_network", "verifier_network"),
 }
@@ -104,6 +106,9 @@ class SandboxSpec(Part):
     """Folders of programs that come before those of PATH, for all programs of the sandbox."""
     workdir: str | None = None
     """Relative to the workspace. With an image it may be absolute, and then it is the workspace."""
+    user: Annotated[str, StringConstraints(min_length=1, max_length=USER_LIMIT, pattern="^[^:\\x00]*$")] | None = None
+    """Name or number of the user that the sandbox's one user must be: in a cell the image's, without an image `agent`. Others are refused.
+    None: whichever it is."""
     cpus: float | None = Field(default=None, gt=0)
     """Processors' worth of time that the sandbox's programs use together. None: no limit of the task's."""
     memory_mb: int | None = Field(default=None, ge=16)

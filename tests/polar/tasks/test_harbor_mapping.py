@@ -75,6 +75,8 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "verifier.network_mode": ("runtime.verifier_network", "none"),
     "verifier.timeout_sec": ("timeouts.evaluate", 30.0),
     "verifier.env": ("evaluator.env", {"A": "b"}),
+    "agent.user": ("runtime.user", "ana"),
+    "verifier.user": ("runtime.user", "1000"),
     "verifier.collect": ("runtime.collect", [{"command": "dump"}]),
     "environment.network_mode": ("runtime.network", "host"),
     "environment.build_timeout_sec": ("timeouts.init", 10.0),
@@ -89,7 +91,7 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "environment.healthcheck": ("runtime.healthcheck", {"command": "true"}),
 }
 UNBUILT = {
-    "agent.user", "verifier.user", "environment.os",
+    "environment.os",
     "environment.gpu_types", "environment.tpu",
     "multi_step_reward_strategy", "steps", "artifacts",
 }  # fmt: skip
@@ -275,6 +277,35 @@ def test_the_tests_of_a_task_with_an_image_are_its_evaluation(tmp_path: Path) ->
     assert narrowed.runtime.verifier_sees is Seen.WORKSPACE
     own = mapped_task(tmp_path, config, {**AGENT, "runtime": {"eval_prepare": [{"type": "exec", "command": "true"}]}})
     assert outcomes(own, TESTS) == [Outcome.REFUSED]
+
+
+USERS: list[tuple[dict[str, Any], str | None]] = [
+    ({"agent": {"user": "ana"}, "verifier": {"user": "ana"}}, "ana"),
+    ({"agent": {"user": 0}, "verifier": {"user": "root"}}, "root"),
+    ({"verifier": {"user": 0, "collect": [{"command": "dump", "user": "root"}]}}, "root"),
+    ({"agent": {"user": "ana"}, "verifier": {"user": "root"}}, None),
+    ({"agent": {"user": "ana"}, "verifier": {"collect": [{"command": "dump", "user": "root"}]}}, None),
+    ({"verifier": {"collect": [{"command": "dump", "user": "root"}]}}, None),
+]
+
+
+@pytest.mark.parametrize(("parts", "user"), USERS)
+def test_all_programs_of_a_sandbox_are_one_user(tmp_path: Path, parts: dict[str, Any], user: str | None) -> None:
+    found = mapped_task(tmp_path, {"environment": {"docker_image": "a:1"}} | parts).request()
+    if user is None:
+        assert not isinstance(found, TaskRequest)
+        assert "every program of a sandbox is one user" in found.becomes
+    else:
+        assert isinstance(found, TaskRequest), found
+        assert found.runtime.user == user
+
+
+def test_a_user_is_for_cells(tmp_path: Path) -> None:
+    config = {"environment": {"docker_image": "a:1"}, "agent": {"user": "ana"}}
+    template = {**IN_PLACE, "runtime": {"backend": "docker"}}
+    refusal = mapped_task(tmp_path, config, template).request()
+    assert not isinstance(refusal, TaskRequest)
+    assert "user='ana' can't be kept by runtime.backend 'docker'" in refusal.becomes
 
 
 def test_a_health_check_has_time_of_its_own(tmp_path: Path) -> None:

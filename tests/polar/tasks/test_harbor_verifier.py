@@ -103,6 +103,12 @@ def test_the_limit_of_the_tests_and_the_time_to_make_its_sandbox_are_kept_apart(
     assert (made.timeouts.evaluate, made.evaluator.config["timeout_s"]) == (130, 30)
 
 
+def test_its_user_is_its_own(tmp_path: Path) -> None:
+    made = request(tmp_path, {"environment": IMAGE, "agent": {"user": "ana"}, "verifier": SEPARATE | {"user": 0}})
+    assert made.runtime.verifier is not None
+    assert (made.runtime.user, made.runtime.verifier.user) == ("ana", "root")
+
+
 @pytest.mark.parametrize(("mode", "budget_s"), [("separate", 237), ("shared", 137)])
 def test_commands_that_collect_have_time_of_their_own(tmp_path: Path, mode: str, budget_s: float) -> None:
     collect = [{"command": "dump", "service": "main", "timeout_sec": 47}, {"command": "tidy"}]

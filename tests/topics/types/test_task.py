@@ -15,7 +15,7 @@ from topics import completions
 from topics.environment import registry
 from topics.types.agent import AgentSpec
 from topics.types.errors import InputError
-from topics.types.runtime import RuntimeSpec
+from topics.types.runtime import RuntimeSpec, VerifierSpec
 from topics.types.task import (
     INSTRUCTION_LIMIT,
     RETENTION_BUDGET_S,
@@ -434,7 +434,12 @@ def test_a_task_without_younger_fields_has_the_bytes_that_it_always_had() -> Non
         "a new field belongs in YOUNGER, or every task changes with an upgrade"
     )
     for part, names in YOUNGER.items():
-        described: Any = {"": TaskRequest, "agent": AgentSpec, "runtime": RuntimeSpec}[part]
+        described: Any = {
+            "": TaskRequest,
+            "agent": AgentSpec,
+            "runtime": RuntimeSpec,
+            "runtime.verifier": VerifierSpec,
+        }[part]
         assert json.loads(described.model_construct().model_dump_json(include=set(names))) == names
 
 
@@ -489,6 +494,10 @@ def test_a_verifier_survives_the_canonical_body_and_a_task_without_one_has_no_fi
     assert TaskRequest.model_validate_json(task.canonical()) == task
     assert b'"artifacts":["/out","a/b",{"exclude":["*.o"],"path":"c"}]' in task.canonical()
     assert b'verifier"' not in parse(BODY).canonical()
+    assert b'"user"' not in task.canonical()
+    of_root = parse(with_verifier(user="root"))
+    assert b'"user":"root"' in of_root.canonical()
+    assert TaskRequest.model_validate_json(of_root.canonical()) == of_root
 
 
 @pytest.mark.parametrize(
