@@ -251,7 +251,7 @@ async def test_what_cannot_be_carried_is_zero_and_never_null(
 
 async def test_collect_works_in_the_run_s_sandbox_before_the_artifacts_are_taken(host: Host) -> None:
     """A command that fails leaves a sentence, and the others count."""
-    collect = [
+    collect: list[dict[str, Any]] = [
         {"command": "cat start answer >/out; echo $PWD >>/out; exit 3"},
         {"command": "sleep 60", "timeout_s": 0.5},
         {"command": "echo late >>/out"},
