@@ -1,6 +1,6 @@
-"""What the ignore files of a Harbor task leave out of its uploads: `.harborignore` of tests and solutions, `.dockerignore` of Dockerfiles.
+"""What the ignore files of a Harbor task leave out: `.harborignore` of tests and solutions, `.dockerignore` of Dockerfiles, `.gitignore`.
 
-Patterns of `.harborignore` are matched by the package pathspec, as in Harbor.
+Patterns of Git are matched by the package pathspec, as in Harbor.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,12 @@ from polar.tasks.harbor_folder import CONFIG_LIMIT, HarborTask, inside, read_tex
 from topics.types.errors import NotReadyError, install_command
 
 HARBOR = ".harborignore"
+GIT = ".gitignore"
+UNPUBLISHED = (
+    "__pycache__/",
+    *(f"{name}{end}" for name in ("*.pyc", ".DS_Store", "*.swp", "*.swo", "*~") for end in ("", "/")),
+)
+"""Names of files, and with a slash of folders."""
 DOCKER = ("Dockerfile.dockerignore", ".dockerignore")
 """The first one that is there counts."""
 
@@ -66,9 +73,23 @@ def _package() -> ModuleType:
         import pathspec
     except ImportError:
         raise NotReadyError(
-            f"tasks with {HARBOR} need the package pathspec; install it: {install_command('tasks')}"
+            f"tasks with {HARBOR} or {GIT} need the package pathspec; install it: {install_command('tasks')}"
         ) from None
     return pathspec
+
+
+def git_rules(task: Path) -> LeftOut:
+    """The rules of a task's `.gitignore`, which no published task has; without one, those of Harbor's publisher. Raises ValueError, and
+    NotReadyError without the package."""
+
+    def is_unpublished(path: Path) -> bool:
+        *folders, name = path.relative_to(task).parts
+        return any(fnmatch(part, glob) for part in (name, *(f"{one}/" for one in folders)) for glob in UNPUBLISHED)
+
+    if not (task / GIT).exists():
+        return is_unpublished
+    spec = _package().PathSpec.from_lines("gitignore", read_text(task, GIT, CONFIG_LIMIT).splitlines())
+    return lambda path: bool(spec.match_file(path.relative_to(task).as_posix()))
 
 
 def docker_rules(context: Path) -> LeftOut | None:
