@@ -77,7 +77,13 @@ class Host:
         return claim
 
     async def ran_in_an_image(
-        self, command: str, test: str, collect: Sequence[dict[str, Any]] = (), **verifier: Any
+        self,
+        command: str,
+        test: str,
+        collect: Sequence[dict[str, Any]] = (),
+        *,
+        verifier_network: str = "none",
+        **verifier: Any,
     ) -> Claim:
         """As `ran`. `test`: has the function `check`, whose arguments are a command that succeeds for the reward 1."""
         write = {
@@ -87,7 +93,8 @@ class Host:
         }
         own = {"verifier": {"image": "verifier:1"} | verifier} if verifier else {"verifier_sees": "everything"}
         runtime = {"image": "run:1", "eval_prepare": [write], "collect": list(collect)} | own
-        return await self.ran(command, {"strategy": "harbor"}, **runtime)
+        network = {"verifier_network": verifier_network}
+        return await self.ran(command, {"strategy": "harbor"}, **runtime, **network)
 
     async def evaluated(self, claim: Claim) -> Evaluated:
         """The fact of an evaluation, after which its sandbox is gone."""
@@ -278,6 +285,28 @@ async def test_collect_that_the_run_broke_is_no_error(host: Host, left: str, rea
     fact = await host.evaluated(claim)
     assert (fact.reward, fact.error) == (0.0, None), fact
     assert reason in str(fact.reason)
+
+
+@pytest.mark.parametrize("is_separate", [True, False])
+async def test_what_collects_reaches_what_the_run_did_and_not_what_the_verifier_does(
+    host: Host, *, is_separate: bool
+) -> None:
+    """Otherwise a program that the agent left could send and fetch as it likes."""
+    settings = host.context.settings.model_copy(update={"trust_tasks": True})
+    trusting = Host(WorkerContext(settings, lambda: True, lambda: None))
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    connects = f"(exec 3<>/dev/tcp/127.0.0.1/{server.sockets[0].getsockname()[1]})"
+    own: dict[str, Any] = {"artifacts": ["/out"]} if is_separate else {}
+    claim = await trusting.ran_in_an_image(
+        "true",
+        f'{connects} && check [ "$(cat /out)" = refused ]',
+        [{"command": f"{connects} || echo refused >/out"}],
+        verifier_network="host",
+        **own,
+    )
+    async with server:
+        fact = await trusting.evaluated(claim)
+    assert (fact.reward, fact.error) == (1.0, None), fact
 
 
 async def test_collect_gives_no_reward(host: Host) -> None:
