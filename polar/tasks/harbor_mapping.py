@@ -234,13 +234,14 @@ class _Mapping:
         fields = [(name, value) for name, value in _set_fields(self._task) if name in harbor_verifier.OWN_FIELDS]
         try:
             own = self._own_sandbox()
+            upload = harbor_verifier.upload_of_tests(self._task) if own.needs_upload else None
         except ValueError as error:
             for name, value in fields:
                 self._found(name, value, Outcome.REFUSED, str(error))
             return
         if own.translation is not None:
             self._with_network(own.translation)
-        if own.needs_upload and (upload := self._upload()) is not None:
+        if upload is not None:
             self._put("runtime.eval_prepare", upload)
         self._put(VERIFIER, own.spec)
         self._put(FOR_VERIFIER, "harbor")
@@ -275,19 +276,15 @@ class _Mapping:
                 f"the template's {target} takes the place of their upload; give {FOR_VERIFIER} in the template as well"
             )
             self._found(TESTS, None, Outcome.REFUSED, reason)
-        elif (upload := self._upload()) is not None:
-            self._put(target, upload)
+        else:
+            try:
+                self._put(target, harbor_verifier.upload_of_tests(self._task))
+            except ValueError as error:
+                self._found(TESTS, None, Outcome.REFUSED, str(error))
+                return
             self._put(FOR_VERIFIER, "harbor")
             self._put("runtime.verifier_sees", Seen.EVERYTHING.value)
             self._found(TESTS, None, Outcome.CARRIED, target)
-
-    def _upload(self) -> list[dict[str, Any]] | None:
-        """The actions that upload the tests; None: they are refused."""
-        try:
-            return harbor_verifier.upload_of_tests(self._task)
-        except ValueError as error:
-            self._found(TESTS, None, Outcome.REFUSED, str(error))
-            return None
 
     def _policies(self) -> None:
         """The networks of the agent and of the verifier, and the one list of hosts that a session has."""

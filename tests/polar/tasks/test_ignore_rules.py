@@ -84,6 +84,14 @@ def test_what_cannot_be_uploaded_refuses_the_task(tmp_path: Path, patterns: str,
     assert words in refusal.becomes
 
 
+def test_tests_that_cannot_be_uploaded_refuse_a_separate_verifier(tmp_path: Path) -> None:
+    ignored(tmp_path / "tests", "*")
+    found = mapped_task(tmp_path, IMAGE | {"verifier": {"environment_mode": "separate"}}, AGENT)
+    assert [(one.name, one.becomes) for one in found.refusals] == [
+        ("verifier.environment_mode", "tests/test.sh is left out by .harborignore; change its patterns")
+    ]
+
+
 def test_a_link_that_is_left_out_refuses_nothing(tmp_path: Path) -> None:
     ignored(tmp_path / "tests", "link")
     (tmp_path / "tests" / "link").symlink_to(tmp_path)
