@@ -156,6 +156,8 @@ def _scripted(
     target = FOLDER if nothing.runtime.image is None else IN_IMAGE
     try:
         actions = ignore_rules.of_task(task, FOLDER, PROGRAM, target)
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(FOLDER, str(task.folder), str(error)) from None
     runtime = plain.body.get("runtime") or {}
