@@ -6,16 +6,21 @@ in the place of an artifact is followed in the run's sandbox, where it leads to 
 
 As in Harbor (0.26, trial/artifact_handler.py): a path that isn't there is left out, a folder replaces the other sandbox's, and what in it
 can't be carried safely is left out. Harbor keeps links that stay inside of the folder; here all links are left out.
+
+What `exclude` leaves out is decided here, by GNU tar's rules. The sandbox's tar gets the patterns as well, but only to pack less.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fnmatch
 import os
+import re
+import shlex
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -28,14 +33,15 @@ from topics.environment import archive
 from topics.environment.archive import BYTES_LIMIT, Entry
 from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError
+from topics.types.runtime import ArtifactSpec
 
 _FOLDER, _FILE, _PROGRAM, _MISSING, _NO_TAR = 10, 11, 12, 13, 14
-"""Exit codes of `_PACK`."""
+"""Exit codes of `_packing`."""
 _PACK = f"""\
 exec 2>/dev/null
 if [ -d "$SOURCE" ]; then
   command -v tar >/dev/null || exit {_NO_TAR}
-  cd -- "$SOURCE" && tar -cf - . | head -c "$LIMIT"
+  cd -- "$SOURCE" && tar -cf - EXCLUDE . | head -c "$LIMIT"
   exit {_FOLDER}
 fi
 [ -f "$SOURCE" ] || exit {_MISSING}
@@ -43,6 +49,7 @@ head -c "$LIMIT" -- "$SOURCE" || exit
 [ -x "$SOURCE" ] && exit {_PROGRAM}
 exit {_FILE}
 """
+"""With `EXCLUDE` for the options of tar."""
 _CLEAR = """\
 if [ "$IS_FOLDER" = 1 ] && [ -d "$TARGET" ]; then cd -- "$TARGET" && rm -rf -- ./* ./.[!.]* ./..?*; else rm -rf -- "$TARGET"; fi
 """
@@ -52,7 +59,7 @@ _STORE = "artifacts"
 
 
 class _Header(layer_tar.Entry):
-    """A header that is refused if reading it could fill this process's memory. No tar writes such headers for `_PACK`."""
+    """A header that is refused if reading it could fill this process's memory. No tar writes such headers for `_packing`."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in (tarfile.GNUTYPE_SPARSE, tarfile.XGLTYPE):
@@ -63,14 +70,17 @@ class _Header(layer_tar.Entry):
         raise LayerError("its tar has a sparse file")
 
 
-async def carry(source: Runtime, target: Runtime, path: str) -> str | None:
-    """Copy what lies at `path`, which is relative to the workspace of each sandbox or absolute. No program may run in `source`.
+async def carry(source: Runtime, target: Runtime, artifact: ArtifactSpec) -> str | None:
+    """Copy an artifact, whose path is relative to the workspace of each sandbox or absolute. No program may run in `source`.
 
     None if it was copied, or isn't there. Otherwise the reason why it can't be, which what the run left can cause. Raises SandboxError.
     """
+    path = artifact.path
     place = source.workspace / path
     env = {"SOURCE": str(place), "LIMIT": str(BYTES_LIMIT + 1), "LC_ALL": "C"}
-    packing = Exec(_PACK, cwd=str(source.home), env=env, log="artifact.log", log_limit=BYTES_LIMIT + 1, is_ours=True)
+    options = shlex.join(f"--exclude={pattern}" for pattern in artifact.exclude)
+    command = _PACK.replace("EXCLUDE", options)
+    packing = Exec(command, cwd=str(source.home), env=env, log="artifact.log", log_limit=BYTES_LIMIT + 1, is_ours=True)
     try:
         packed = await source.exec(packing)
     except (SandboxError, InputError) as error:
@@ -84,18 +94,19 @@ async def carry(source: Runtime, target: Runtime, path: str) -> str | None:
             return f"the artifact {path} is a folder, and the run's sandbox has no program tar to read it with"
         if packed.exit_code not in (_FOLDER, _FILE, _PROGRAM):
             return f"the artifact {path} can't be read: {packed.exceeded or f'exit code {packed.exit_code}'}"
-        return await _put(packed.log, target, path, packed.exit_code)
+        return await _put(packed.log, target, artifact, packed.exit_code)
     finally:
         packed.log.unlink(missing_ok=True)
 
 
-async def _put(packed: Path, target: Runtime, path: str, kind: int) -> str | None:
+async def _put(packed: Path, target: Runtime, artifact: ArtifactSpec, kind: int) -> str | None:
     """As `carry`. `packed`: a file, or a folder's tar."""
+    path = artifact.path
     place = target.workspace / path
     store = target.logs / _STORE
     try:
         blobs = FolderBlobs(store)
-        stored = await asyncio.to_thread(blobs.put_chunks, partial(_chunks, packed, kind))
+        stored = await asyncio.to_thread(blobs.put_chunks, partial(_chunks, packed, kind, artifact.exclude))
         if not await _clear(target, place, is_folder=kind == _FOLDER):
             return f"the artifact {path} can't take the place of what the verifier's sandbox has there"
         await target.upload(Upload(blobs, stored.ref, "" if kind == _FOLDER else place.name), place)
@@ -118,7 +129,7 @@ async def _clear(target: Runtime, place: PurePosixPath, *, is_folder: bool) -> b
     return cleared.exit_code == 0
 
 
-def _chunks(packed: Path, kind: int) -> Iterator[bytes]:
+def _chunks(packed: Path, kind: int, exclude: Sequence[str] = ()) -> Iterator[bytes]:
     """An archive of what was packed. Raises ArchiveError for what is too large, or isn't what it says it is."""
     with packed.open("rb") as file:
         if os.fstat(file.fileno()).st_size > BYTES_LIMIT:
@@ -131,16 +142,26 @@ def _chunks(packed: Path, kind: int) -> Iterator[bytes]:
             with tarfile.open(
                 fileobj=file, mode="r|", tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
             ) as tar:
-                yield from archive.packed(_entries(tar))
+                yield from archive.packed(_entries(tar, excluding(exclude)))
         except (tarfile.TarError, LayerError, ValueError, OverflowError, RecursionError) as error:
             raise archive.ArchiveError(f"can't be read as the run left it: {error}") from None
 
 
-def _entries(tar: tarfile.TarFile) -> Iterator[tuple[Entry, IO[bytes] | None]]:
+def excluding(patterns: Sequence[str]) -> re.Pattern[str]:
+    """Matches the names, beginning with `./`, that tar leaves out: a pattern is the name of an entry, or of a folder around it, whole or
+    after a slash."""
+    globs = (f"{before}{pattern}{after}" for pattern in patterns for before in ("", "*/") for after in ("", "/*"))
+    # Each glob takes linear time; a search at every slash would take quadratic time on names that the run chooses.
+    return re.compile("|".join(map(fnmatch.translate, globs)) or r"(?!)")
+
+
+def _entries(tar: tarfile.TarFile, excluded: re.Pattern[str]) -> Iterator[tuple[Entry, IO[bytes] | None]]:
     """The files and folders of an untrusted tar."""
     while (header := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined] # a list that would hold every entry
         name = "/".join(part for part in header.name.split("/") if part not in ("", "."))
+        if excluded.match(f"./{name}"):
+            continue
         if name and header.isdir():
             yield Entry(name, None), None
         elif name and header.isreg() and not header.issparse():

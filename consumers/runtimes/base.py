@@ -51,7 +51,7 @@ class SandboxError(Exception):
 
     `code` is stable: `runtime_gone`, `runtime_exists`, `prepare_failed`, `not_started`, `supervisor_lost`, `unkillable`,
     `not_removed`, `not_made`, `host_out_of_memory`, `image_unavailable`, `engine_failed`,
-    `files_failed`. HOST_DISK_FULL: the disk is full, and not by this session.
+    `files_failed`, `unhealthy`. HOST_DISK_FULL: the disk is full, and not by this session.
     STORAGE_EXCEEDED: the files that the agent left fill the disk.
     """
 

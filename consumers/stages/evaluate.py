@@ -23,11 +23,13 @@ from consumers.runtimes.prepare import TargetError, prepare
 from consumers.stages import artifacts, verifier_sandbox
 from consumers.stages.budget import Budget, BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact, text_of_fact
+from consumers.stages.collecting import collect
 from consumers.stages.evaluation_access import ClaimModels, RunArtifacts
 from consumers.stages.patient_blobs import fetch_for_evaluation
 from consumers.stages.worker_context import WorkerContext, remove_made_by
 from topics.environment import registry
 from topics.types.errors import InputError, Kind, NotReadyError
+from topics.types.runtime import RuntimeSpec
 from topics.types.session import Status
 from topics.types.task import TaskRequest
 
@@ -54,6 +56,8 @@ class Evaluate:
         self._claim = claim
         self._budget: Budget | None = None
         self._phase = _Phase.MAKING
+        self._not_collected: list[str] = []
+        """A sentence for each command of `runtime.collect` that failed."""
         self._own_backend: RuntimeBackend | None = None
         """The backend of the verifier's own sandbox, once there is one."""
 
@@ -64,8 +68,7 @@ class Evaluate:
         uploads = (*(verifier.prepare if verifier else ()), *(spec.eval_prepare or ()))
         await fetch_for_evaluation(self._context.blobs, uploads, ticket.budget_s)
         self._budget = budget = self._context.budget(ticket.budget_s)
-        seen = spec.seen_whole if verifier else spec
-        run = await self._context.attach(ticket.runtime, claim.id, seen, fresh=True)
+        run = await self._attached(spec.left_by_run if verifier or spec.collect else spec)
         await run.kill_all()
         try:
             return await self._fact(await budget.within(self._verdict(run, task, budget)))
@@ -107,6 +110,7 @@ class Evaluate:
             evaluator: Evaluator = make(task.evaluator.config)
         runtime = await self._runtime(run, task)
         self._phase = _Phase.PREPARING
+        self._not_collected = await collect(run, task.runtime.collect)
         try:
             reason = await self._carried(run, runtime, task)
             if reason is None and isinstance(evaluator, Protecting):
@@ -139,24 +143,29 @@ class Evaluate:
         with _own_failures():
             return checked(await evaluator.evaluate(case))
 
+    async def _attached(self, spec: RuntimeSpec) -> Runtime:
+        """What the run left, with this claim's own changes."""
+        return await self._context.attach(self._claim.ticket.runtime, self._claim.id, spec, fresh=True)
+
     async def _runtime(self, run: Runtime, task: TaskRequest) -> Runtime:
         """The runtime of the evaluation."""
         if task.runtime.verifier is None:
-            return run
+            return await self._attached(task.runtime) if task.runtime.collect else run
         self._own_backend = self._context.backend_of(task.runtime.of_verifier)
         return await verifier_sandbox.made(self._own_backend, self._context, self._claim, task)
 
     async def _carried(self, run: Runtime, runtime: Runtime, task: TaskRequest) -> str | None:
         """Carry the run's artifacts into the verifier's own runtime. A reason if the run left what can't be carried."""
-        for path in task.runtime.verifier.artifacts if task.runtime.verifier else ():
-            if (reason := await carry(run, runtime, path)) is not None:
+        for artifact in task.runtime.verifier.artifacts if task.runtime.verifier else ():
+            if (reason := await carry(run, runtime, artifact)) is not None:
                 return reason
         return None
 
     async def _fact(self, verdict: Verdict) -> StageFact:
+        reason = "; ".join(filter(None, [verdict.reason, *self._not_collected]))
         return self._claim.fact(
             reward=None if verdict.reward is None else float(verdict.reward),
-            reason=text_of_fact(verdict.reason, REASON_LIMIT) if verdict.reason else None,
+            reason=text_of_fact(reason, REASON_LIMIT) if reason else None,
             call_rewards=dict(verdict.call_rewards) if verdict.call_rewards else None,
             artifacts=await self._stored(verdict.artifacts),
         )

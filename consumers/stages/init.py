@@ -15,6 +15,7 @@ from consumers.runtimes.base import Handle, Labels, RuntimeBackend
 from consumers.runtimes.prepare import steps
 from consumers.stages.budget import BudgetExceededError
 from consumers.stages.claim_runner import Claim, StageFact
+from consumers.stages.healthcheck import wait_until_healthy
 from consumers.stages.patient_blobs import fetch
 from consumers.stages.worker_context import WorkerContext, remove_made_by
 from topics.events import InitFinished
@@ -60,6 +61,8 @@ class Init:
         blobs = self._context.blobs
         await fetch(blobs, task.runtime.prepare, FETCH_SHARE * ticket.budget_s)
         runtime = await backend.create(labels, task.runtime, steps(task.runtime.prepare, blobs))
+        if task.runtime.healthcheck is not None:
+            await wait_until_healthy(runtime, task.runtime.healthcheck)
         if task.runtime.verifier is None:
             await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
         return runtime.handle

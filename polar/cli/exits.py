@@ -32,6 +32,7 @@ EXTRA_OF = {
     "jgo": "embedded",
     "faststream": "webhooks",
     "dockerfile_parse": "tasks",
+    "pathspec": "tasks",
     "swebench": "swebench",
 }
 """The extra of pyproject.toml that installs a package. If several do: the first extra that needs it."""

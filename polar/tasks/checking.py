@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from polar.tasks.harbor_folder import HarborTask, inside
+from polar.tasks import ignore_rules
+from polar.tasks.harbor_folder import HarborTask
 from polar.tasks.harbor_mapping import Finding, Mapped, solution_env
 from polar.tasks.mapping import mapped
 from polar.tasks.row_options import RowOptions
@@ -24,7 +25,8 @@ from topics.types.session import SessionState, Status
 from topics.types.task import TaskRequest, body_hash, parse
 
 FOLDER = "solution"
-SCRIPT = f"{FOLDER}/solve.sh"
+PROGRAM = "solve.sh"
+SCRIPT = f"{FOLDER}/{PROGRAM}"
 IN_IMAGE = "/solution"
 """The folder, the way to start the script and the variables are those of Harbor's own reference agent (harbor, agents/oracle.py)."""
 VARIABLES = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -155,12 +157,17 @@ def _scripted(
 ) -> TaskRequest:
     """The request that runs a Harbor task's script. Raises InputError."""
     target = FOLDER if nothing.runtime.image is None else IN_IMAGE
-    upload = {"type": "upload_dir", "source": str(inside(task.folder, FOLDER).absolute()), "target": target}
+    try:
+        actions = ignore_rules.of_task(task, FOLDER, PROGRAM, target)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(FOLDER, str(task.folder), str(error)) from None
     runtime = plain.body.get("runtime") or {}
-    script = f"{target}/solve.sh"
+    script = f"{target}/{PROGRAM}"
     command = solve or f"chmod +x {script} && {script}"
     changes = _overrides(run, command, VARIABLES | solution_env(task, variables))
-    changes["runtime"] = {**runtime, "prepare": [*runtime.get("prepare", ()), upload]}
+    changes["runtime"] = {**runtime, "prepare": [*runtime.get("prepare", ()), *actions]}
     return parse(plain.body | changes)
 
 

@@ -239,10 +239,10 @@ class _Translation:
             if source.is_dir():
                 if mode is not None:
                     raise one.error("--chmod of a folder isn't translated; copy its files, or use RUN chmod")
-                self.actions.append({"type": "upload_dir", "source": str(source), "target": place})
+                self.actions += self.context.uploads(one, source, place, self._cwd)
                 continue
             there = posixpath.normpath(posixpath.join(place, source.name)) if is_into else place
-            self.actions.append({"type": "upload_file", "source": str(source), "target": there})
+            self.actions.append({"type": "upload_file", "source": str(source.absolute()), "target": there})
             if mode is not None:
                 self.actions.append(_exec(_chmod(mode, there, source.name), self._cwd))
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from polar.tasks.dockerfile_instructions import Instruction
+from polar.tasks import ignore_rules
+from polar.tasks.dockerfile_instructions import DockerfileError, Instruction
 from polar.tasks.harbor_folder import inside
+from polar.tasks.ignore_rules import LeftOut
 from topics.types.errors import InputError
 
-IGNORING = (".dockerignore", "Dockerfile.dockerignore")
 MAGIC = ((0, b"\x1f\x8b"), (0, b"BZh"), (0, b"\xfd7zXZ\0"), (0, b"\x28\xb5\x2f\xfd"), (257, b"ustar"))
 """Places and first bytes of what ADD unpacks: gzip, bzip2, xz, zstandard, tar."""
 MAGIC_BYTES = 262
@@ -23,7 +28,7 @@ class Context:
     folder: Path
 
     def sources(self, one: Instruction, name: str) -> list[Path]:
-        """The files and folders that a source names, absolute, in order. Raises DockerfileError."""
+        """The files and folders that a source names, in order. Raises DockerfileError."""
         if one.name == "ADD" and ("://" in name or name.startswith("git@")):
             raise one.error(f"{name} is fetched by nobody; use RUN with a program that fetches it")
         path = posixpath.normpath(name.lstrip("/") or ".")
@@ -36,20 +41,48 @@ class Context:
         try:
             if not found or not all(source.exists() for source in found):
                 raise one.error(f"there is no {name} in the Dockerfile's folder")
-            for source in found:
-                self._check(one, source, is_pattern=is_pattern)
+            kept = [source for source in found if self._is_kept(one, source)]
+            if not kept:
+                raise one.error(f"{name} is left out by the .dockerignore of the Dockerfile's folder")
+            for source in kept:
+                self._check(one, source)
         except OSError as error:
             raise one.error(f"{name} can't be read: {error.strerror}") from None
-        return [source.absolute() for source in found]
+        return kept
 
-    def _check(self, one: Instruction, source: Path, *, is_pattern: bool) -> None:
+    def uploads(self, one: Instruction, source: Path, target: str, cwd: str | None) -> list[dict[str, Any]]:
+        """The actions, as JSON, that bring one of `sources` to `target`. Raises DockerfileError."""
+        with self._reading(one):
+            return ignore_rules.uploads(source, target, self._rules, cwd)
+
+    def _is_kept(self, one: Instruction, source: Path) -> bool:
+        """Also if only something in it is."""
+        with self._reading(one):
+            rules = self._rules
+        if rules is None or source == self.folder or not rules(source):
+            return True
+        return not all(map(rules, source.rglob("*")))
+
+    @contextmanager
+    def _reading(self, one: Instruction) -> Iterator[None]:
+        """Make a DockerfileError of what is wrong with the rules."""
+        try:
+            yield
+        except DockerfileError:
+            raise
+        except ValueError as error:
+            raise one.error(str(error)) from None
+
+    @cached_property
+    def _rules(self) -> LeftOut | None:
+        return ignore_rules.docker_rules(self.folder)
+
+    def _check(self, one: Instruction, source: Path) -> None:
         name = source.relative_to(self.folder).as_posix()
         try:
             inside(self.folder, name)
         except InputError:
             raise one.error(f"{name} leads out of the Dockerfile's folder") from None
-        if (is_pattern or source.is_dir()) and (rules := [rule for rule in IGNORING if (self.folder / rule).exists()]):
-            raise one.error(f"the rules of {rules[0]} aren't applied; delete the files that it names, and itself")
         if not source.is_dir() and not source.is_file():
             raise one.error(f"{name} is neither a file nor a folder")
         if one.name == "ADD" and source.is_file() and _is_archive(source):

@@ -6,12 +6,9 @@ file, for a field of `task.toml` followed by its dotted name.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,11 +28,6 @@ DOCUMENT_LIMIT = 256 * 1024 * 1024
 """Bytes of a set's document, like `registry.json`."""
 CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 """A line at the beginning of an instruction that marks benchmark data; agents don't get it."""
-DIGESTED = (CONFIG, INSTRUCTION, "README.md", "trajectory.json", "environment", "tests", "solution", "steps")
-"""Files and folders that a task's digest covers."""
-IGNORED = ("__pycache__", "*.pyc", ".DS_Store", "*.swp", "*.swo", "*~")
-"""Names of files and folders that it doesn't."""
-IGNORE_RULES = (".gitignore", ".harborignore")
 Model = TypeVar("Model")
 
 
@@ -86,44 +78,6 @@ def without_canary(text: str) -> str:
     while start < len(lines) and not lines[start].strip():
         start += 1
     return "\n".join(lines[start:])
-
-
-def digest(folder: Path) -> str:
-    """The digest of a task's files, as Harbor's packages have it.
-
-    Raises InputError if ignore rules decide which files count, for a link that leads out of the task, and for a name that isn't UTF-8.
-    """
-    lines = []
-    for name in _digested(folder):
-        if Path(name).name in IGNORE_RULES:
-            raise InputError(
-                str(folder / name), name, "a digest with ignore rules can't be verified; leave the digest out"
-            )
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise InputError(
-                str(folder), name, "a file's digest covers its name, and its name isn't UTF-8; rename it"
-            ) from None
-        content = read_bytes(folder, name, DOCUMENT_LIMIT)
-        lines.append(f"{name}\0{hashlib.sha256(content).hexdigest()}\n")
-    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
-
-
-def _digested(folder: Path) -> list[str]:
-    """The relative paths of a digest's files, in order. Raises InputError before it lists a folder that a link puts elsewhere."""
-    rules = [name for name in IGNORE_RULES if (folder / name).exists()]
-    found = [path for name in DIGESTED for path in _files(inside(folder, name))]
-    names = [path.relative_to(folder).as_posix() for path in found]
-    counted = [name for name in names if not any(fnmatch(part, glob) for part in name.split("/") for glob in IGNORED)]
-    return sorted([*rules, *counted])
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_dir():
-        yield from (file for file in path.rglob("*") if file.is_file())
-    elif path.exists():
-        yield path
 
 
 def _toml(folder: Path, name: str) -> object:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv6Address
-from pathlib import PurePosixPath
 from typing import Any
 
 from polar.tasks import dockerfile, harbor_variables, harbor_verifier
 from polar.tasks.harbor_dockerfile import translated, workdir_of
 from polar.tasks.harbor_folder import HarborTask, inside
 from polar.tasks.harbor_rules import (
+    COLLECT,
     DOCKERFILE,
     FIELDS,
     FILES,
     FOR_VERIFIER,
+    HEALTHCHECK,
     HOSTS,
     IMAGE,
     MARK,
@@ -33,11 +34,12 @@ from polar.tasks.harbor_rules import (
     Rule,
 )
 from polar.tasks.harbor_schema import Networked, NetworkMode
+from polar.tasks.harbor_values import Values
 from polar.tasks.task_sets import Member
 from polar.tasks.templates import TASK_FOLDER, at, merged, nulls, put, with_sources
 from topics.types import ids
 from topics.types.errors import InputError
-from topics.types.runtime import UNKEPT, Network, Seen
+from topics.types.runtime import Network, Seen
 from topics.types.task import TaskRequest, parse
 
 TASK_ID = re.compile(ids.TASK_ID)
@@ -135,12 +137,13 @@ class _Mapping:
     def __init__(
         self, member: Member, task: HarborTask, template: Mapping[str, Any], variables: Mapping[str, str]
     ) -> None:
-        self._member, self._task, self._template, self._variables = member, task, template, variables
+        self._member, self._task, self._template = member, task, template
+        self._values = Values(task, template, variables)
         self._body: dict[str, Any] = {"task_id": task_id(member.name), "instruction": task.instruction}
         self._findings: list[Finding] = []
         self._translation: dockerfile.Translation | None = None
         """The translation of the task's own Dockerfile, once it is read."""
-        self._is_separate = task.config.verifier.is_separate and self._in_template(FOR_VERIFIER) is None
+        self._is_separate = task.config.verifier.is_separate and self._values.in_template(FOR_VERIFIER) is None
         if member.dataset is not None:
             self._put(f"{MARK}.dataset", member.dataset)
 
@@ -153,6 +156,10 @@ class _Mapping:
                 self._file(name, rule)
         if self._is_separate:
             self._verifier()
+        if at(self._body, COLLECT) is not None:
+            self._time_to_collect()
+        if (check := self._task.config.environment.healthcheck) and at(self._body, HEALTHCHECK) is not None:
+            self._put("timeouts.init", self._task.config.environment.build_timeout_sec + check.longest_sec)
         return Mapped(merged(self._body, self._template), tuple(self._findings))
 
     def _field(self, name: str, value: Any) -> None:
@@ -163,7 +170,7 @@ class _Mapping:
             return  # together they are a sandbox: `_verifier`
         if value in rule.neutral:
             self._found(name, value, Outcome.NEUTRAL, "what Polar does anyway")
-        elif replacing := self._replacing(rule):
+        elif replacing := self._values.replacing(rule):
             self._found(name, value, Outcome.REPLACED, f"the template has {replacing}")
         elif name == "artifacts":
             self._found(
@@ -176,7 +183,7 @@ class _Mapping:
 
     def _carry(self, name: str, value: Any, target: str) -> None:
         try:
-            self._put(target, CONVERTED.get(name, _unchanged)(self, value))
+            self._put(target, self._values.converted(name, value))
         except ValueError as error:
             self._found(name, value, Outcome.REFUSED, str(error))
         else:
@@ -185,7 +192,7 @@ class _Mapping:
     def _file(self, name: str, rule: Rule) -> None:
         if name == DOCKERFILE and self._task.config.environment.docker_image is not None:
             self._found(name, None, Outcome.NEUTRAL, "environment.docker_image is the image")
-        elif replacing := self._replacing(rule):
+        elif replacing := self._values.replacing(rule):
             self._found(name, None, Outcome.REPLACED, f"the template has {replacing}")
         elif name == DOCKERFILE:
             self._dockerfile(rule.becomes)
@@ -197,10 +204,10 @@ class _Mapping:
 
     def _dockerfile(self, target: str) -> None:
         """What the task says of variables and of the working directory wins over its Dockerfile."""
-        given = at(self._body, WORKDIR) if self._in_template(WORKDIR) is None else at(self._template, WORKDIR)
+        given = at(self._body, WORKDIR) if self._values.in_template(WORKDIR) is None else at(self._template, WORKDIR)
         try:
             found = translated(self._task, DOCKERFILE, given)
-            image = self.image(found.image)
+            image = self._values.image(found.image)
             workdir = workdir_of(found.workdir, given)
             self._translation = found
         except ValueError as error:
@@ -216,7 +223,7 @@ class _Mapping:
 
     def _with_network(self, found: dockerfile.Translation) -> str:
         """Give RUN a network, and say so."""
-        if not found.has_run or self._in_template(SETUP_NETWORK) is not None:
+        if not found.has_run or self._values.in_template(SETUP_NETWORK) is not None:
             return ""
         self._put(SETUP_NETWORK, Network.HOST.value)
         return f": RUN has the network that Docker gives it, {SETUP_NETWORK}: {Network.HOST.value}"
@@ -227,52 +234,57 @@ class _Mapping:
         fields = [(name, value) for name, value in _set_fields(self._task) if name in harbor_verifier.OWN_FIELDS]
         try:
             own = self._own_sandbox()
+            upload = harbor_verifier.upload_of_tests(self._task) if own.needs_upload else None
         except ValueError as error:
             for name, value in fields:
                 self._found(name, value, Outcome.REFUSED, str(error))
             return
         if own.translation is not None:
             self._with_network(own.translation)
-        if own.needs_upload:
-            self._put("runtime.eval_prepare", harbor_verifier.upload_of_tests(self._task))
+        if upload is not None:
+            self._put("runtime.eval_prepare", upload)
         self._put(VERIFIER, own.spec)
         self._put(FOR_VERIFIER, "harbor")
         self._put("evaluator.config.timeout_s", config.verifier.timeout_sec)
         self._put("timeouts.evaluate", config.verifier.timeout_sec + config.environment.build_timeout_sec)
         for name, value in fields:
-            self._found(name, value, Outcome.CARRIED, FIELDS[name].becomes)
+            self._found(name, value, Outcome.CARRIED, harbor_verifier.OWN_FIELDS[name])
         if self._task.has(TESTS):
             self._found(TESTS, None, Outcome.CARRIED, own.tests_in)
 
+    def _time_to_collect(self) -> None:
+        """Harbor's limits of the commands come on top of that of the tests."""
+        verifier = self._task.config.verifier
+        budget_s = at(self._body, "timeouts.evaluate") or verifier.timeout_sec
+        self._put("timeouts.evaluate", budget_s + sum(one.timeout_sec for one in verifier.collect))
+        self._put("evaluator.config.timeout_s", verifier.timeout_sec)
+
     def _own_sandbox(self) -> harbor_verifier.Own:
         """Raises ValueError."""
-        env = self.resolved(harbor_verifier.environment_of(self._task.config).env)
-        run = merged(self._body, self._template).get("runtime") if self._has_image else None
+        env = self._values.resolved(harbor_verifier.environment_of(self._task.config).env)
+        run = merged(self._body, self._template).get("runtime") if self._values.has_image else None
         harbor_verifier.check_kept(at(self._template, "runtime.backend") or "cell")
         return harbor_verifier.own_sandbox(self._task, env, run, self._translation)
 
     def _tests(self, target: str) -> None:
         """Harbor's own verifier sees all that the agent left in the container."""
-        if not self._has_image:
+        if not self._values.has_image:
             reason = f"without an image nothing lies at /tests; {IMAGE}, or an evaluator in the template"
             self._found(TESTS, None, Outcome.REFUSED, reason)
-        elif self._in_template(target):
+        elif self._values.in_template(target):
             reason = (
                 f"the template's {target} takes the place of their upload; give {FOR_VERIFIER} in the template as well"
             )
             self._found(TESTS, None, Outcome.REFUSED, reason)
         else:
-            self._put(target, harbor_verifier.upload_of_tests(self._task))
+            try:
+                self._put(target, harbor_verifier.upload_of_tests(self._task))
+            except ValueError as error:
+                self._found(TESTS, None, Outcome.REFUSED, str(error))
+                return
             self._put(FOR_VERIFIER, "harbor")
             self._put("runtime.verifier_sees", Seen.EVERYTHING.value)
             self._found(TESTS, None, Outcome.CARRIED, target)
-
-    @property
-    def _has_image(self) -> bool:
-        """Also if the Dockerfile is refused: that is reason enough."""
-        if self._in_template("runtime.image") is not None or self._task.config.environment.docker_image is not None:
-            return True
-        return self._task.has(DOCKERFILE) and self._replacing(FILES[DOCKERFILE]) is None
 
     def _policies(self) -> None:
         """The networks of the agent and of the verifier, and the one list of hosts that a session has."""
@@ -287,13 +299,13 @@ class _Mapping:
             if name == "verifier" and decider is not part and config.verifier.environment is not None:
                 place, decider = "verifier.environment", config.verifier.environment
             is_environments_needed |= decider is config.environment
-            if replacing := self._replacing(FIELDS[f"{name}.network_mode"]) or self._in_template(target):
+            if replacing := self._values.replacing(FIELDS[f"{name}.network_mode"]) or self._values.in_template(target):
                 self._policy(place, decider, Outcome.REPLACED, f"for the {name}, the template has {replacing}")
                 continue
             policy = _policy(decider, least)
             self._put(target, policy.value)
             self._policy(place, decider, Outcome.CARRIED, f"{target}: {policy.value}")
-            if policy is Network.ALLOWLIST and self._in_template(HOSTS) is None:
+            if policy is Network.ALLOWLIST and self._values.in_template(HOSTS) is None:
                 lists[place] = sorted({_host(host) for host in decider.allowed_hosts or ()})
         if not is_environments_needed and config.environment.network_mode is not None:
             why = "the agent and the verifier have a policy each"
@@ -306,71 +318,16 @@ class _Mapping:
 
     def _policy(self, place: str, decider: Networked, outcome: Outcome, becomes: str) -> None:
         self._found(f"{place}.network_mode", (decider.network_mode or NetworkMode.PUBLIC).value, outcome, becomes)
-        if outcome is Outcome.CARRIED and self._in_template(HOSTS) is not None:
+        if outcome is Outcome.CARRIED and self._values.in_template(HOSTS) is not None:
             outcome, becomes = Outcome.REPLACED, f"the template has {HOSTS}"
         if decider.allowed_hosts:
             self._found(f"{place}.allowed_hosts", decider.allowed_hosts, outcome, becomes)
-
-    def _replacing(self, rule: Rule) -> str | None:
-        """The template's field in the place of what the rule is about. A mapping of the template replaces nothing: it is merged."""
-        return next(filter(None, map(self._in_template, rule.replaced_by)), None)
-
-    def _in_template(self, field: str) -> str | None:
-        """The field, if the template has a value for it that is no mapping."""
-        value = at(self._template, field)
-        return None if value is None or isinstance(value, Mapping) else field
 
     def _put(self, field: str, value: Any) -> None:
         put(self._body, field, value)
 
     def _found(self, name: str, value: Any, outcome: Outcome, becomes: str) -> None:
         self._findings.append(Finding(name, value, outcome, becomes))
-
-    def resolved(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Variables, with a value for each `${VAR}`. Raises ValueError."""
-        return harbor_variables.resolved(env, self._variables)
-
-    def servers(self, servers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """MCP servers, with a value for each `${VAR}` in their headers. Raises ValueError."""
-        return [
-            {
-                **server,
-                "headers": {
-                    name: harbor_variables.filled(name, text, self._variables)
-                    for name, text in server["headers"].items()
-                },
-            }
-            if server.get("headers")
-            else server
-            for server in servers
-        ]
-
-    def image(self, name: str) -> str:
-        """Raises ValueError if the runtime has no images."""
-        backend = at(self._template, "runtime.backend") or "cell"
-        if "image" in UNKEPT.get(backend, ()) and self._in_template("runtime.import_path") is None:
-            raise ValueError(f"the runtime {backend} has no images; leave runtime.backend out of the template")
-        return name
-
-    def workdir(self, path: str) -> str:
-        """Raises ValueError for an absolute folder without an image."""
-        if PurePosixPath(path).is_absolute() and not self._has_image:
-            raise ValueError(f"an absolute folder needs an image; {IMAGE}, or make it relative")
-        return path
-
-
-def _unchanged(_: _Mapping, value: Any) -> Any:
-    return value
-
-
-CONVERTED: Mapping[str, Callable[[_Mapping, Any], Any]] = {
-    "environment.env": _Mapping.resolved,
-    "verifier.env": _Mapping.resolved,
-    "environment.mcp_servers": _Mapping.servers,
-    "environment.docker_image": _Mapping.image,
-    "environment.workdir": _Mapping.workdir,
-}
-"""Carried fields whose values change or are checked."""
 
 
 def _policy(decider: Networked, least: Network) -> Network:

@@ -13,6 +13,9 @@ FOR_VERIFIER = "evaluator.strategy"
 """A template with this field has an evaluator in the place of the task's verifier."""
 HOSTS = "runtime.allowed_hosts"
 VERIFIER = "runtime.verifier"
+USER = "runtime.user"
+COLLECT = "runtime.collect"
+HEALTHCHECK = "runtime.healthcheck"
 DOCKERFILE = "environment/Dockerfile"
 SETUP_NETWORK = "runtime.setup_network"
 
@@ -49,7 +52,6 @@ def _unbuilt(what: str, *replaced_by: str, neutral: tuple[object, ...] = ()) -> 
     return Rule(Outcome.REFUSED, what, replaced_by, neutral)
 
 
-_USERS = "every program of a session runs as the sandbox's one user; leave it out if that user will do"
 IMAGE = "give the task environment.docker_image or a Dockerfile, or give runtime.image in the template"
 MARK = "metadata.harbor"
 TESTS = "tests"
@@ -61,17 +63,15 @@ FIELDS: Mapping[str, Rule] = {
     "agent.network_mode": _carried("runtime.network"),
     "agent.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
     "agent.timeout_sec": _carried("timeouts.run"),
-    "agent.user": _unbuilt(_USERS),
+    "agent.user": _carried(USER),
     "verifier.network_mode": _carried("runtime.verifier_network", FOR_VERIFIER),
     "verifier.allowed_hosts": _carried(HOSTS, HOSTS, FOR_VERIFIER),
     "verifier.timeout_sec": _carried("timeouts.evaluate", FOR_VERIFIER),
     "verifier.env": _carried("evaluator.env", FOR_VERIFIER),
-    "verifier.user": _unbuilt(_USERS, FOR_VERIFIER),
+    "verifier.user": _carried(USER, USER, FOR_VERIFIER),
     "verifier.environment_mode": _carried(VERIFIER, FOR_VERIFIER, neutral=("shared",)),
     "verifier.environment": _carried(VERIFIER, FOR_VERIFIER),
-    "verifier.collect": _unbuilt(
-        "no command runs between the agent and the verifier; give an evaluator in the template that runs it", FOR_VERIFIER
-    ),
+    "verifier.collect": _carried(COLLECT, COLLECT, FOR_VERIFIER),
     "environment.network_mode": _carried("runtime.network"),
     "environment.allowed_hosts": _carried(HOSTS, HOSTS, "runtime.network"),
     "environment.build_timeout_sec": _carried("timeouts.init"),
@@ -86,7 +86,7 @@ FIELDS: Mapping[str, Rule] = {
     "environment.mcp_servers": _carried("agent.mcp_servers"),
     "environment.env": _carried("runtime.env"),
     "environment.skills_dir": _carried("agent.skills_path"),
-    "environment.healthcheck": _unbuilt("no service of a sandbox is started before the agent, so nothing can become ready"),
+    "environment.healthcheck": _carried(HEALTHCHECK),
     "environment.workdir": _carried("runtime.workdir"),
     "solution.env": _neutral("for the reference solution alone, which no rollout sees"),
     "multi_step_reward_strategy": _unbuilt("a session has one instruction; there are no steps yet"),
@@ -99,7 +99,7 @@ FILES: Mapping[str, Rule] = {
     TESTS: _carried("runtime.eval_prepare", FOR_VERIFIER),
     "solution": _neutral("for the reference solution alone, which no rollout sees"),
     "trajectory.json": _unbuilt("no session begins with an earlier conversation"),
-    ".harborignore": _unbuilt("its rules aren't applied to uploads yet; delete the files that it names, and itself"),
+    ".harborignore": _neutral("Harbor applies those in tests and solution alone"),
 }
 
 _RULES = (*FIELDS.values(), *FILES.values())

@@ -92,6 +92,13 @@ class Healthcheck(Part):
     start_period_sec: float = Field(default=0, ge=0)
     start_interval_sec: float = Field(default=5, ge=0)
     retries: int = Field(default=3, ge=0)
+    """Failures after which the check has failed; 0 is as 1."""
+
+    @property
+    def longest_sec(self) -> float:
+        """The longest time until it has failed: one try may begin at the end of the start period."""
+        counted = max(1, self.retries) * (self.timeout_sec + self.interval_sec)
+        return self.start_period_sec + self.timeout_sec + self.start_interval_sec + counted
 
 
 class Tpu(Part):

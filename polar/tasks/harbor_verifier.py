@@ -9,17 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
+from polar.tasks import ignore_rules
 from polar.tasks.dockerfile import Translation
 from polar.tasks.harbor_dockerfile import translated, workdir_of
 from polar.tasks.harbor_folder import HarborTask
 from polar.tasks.harbor_rules import FIELDS, IMAGE, TESTS, VERIFIER, Outcome
 from polar.tasks.harbor_schema import Artifact, Config, Environment
+from polar.tasks.harbor_values import user_name
 from topics.types.runtime import UNKEPT
 
-OWN_FIELDS = ("verifier.environment_mode", "verifier.environment", "artifacts")
-"""Fields of a `task.toml` that are about it."""
+OWN_FIELDS = {
+    "verifier.environment_mode": VERIFIER,
+    "verifier.environment": VERIFIER,
+    "verifier.user": f"{VERIFIER}.user",
+    "artifacts": f"{VERIFIER}.artifacts",
+}
+"""Fields of a `task.toml` that are about it, and what they become."""
 DOCKERFILE = "tests/Dockerfile"
 COMPOSE = "tests/docker-compose.yaml"
 PUBLISHED = "/logs/artifacts"
@@ -57,9 +65,11 @@ def check_kept(backend: str) -> None:
 
 
 def upload_of_tests(task: HarborTask) -> list[dict[str, Any]]:
-    """Actions, as JSON. Files that lie at /tests before, perhaps the agent's, aren't tests."""
-    upload = {"type": "upload_dir", "source": str((task.folder / TESTS).absolute()), "target": "/tests"}
-    return [{"type": "exec", "command": "rm -rf /tests", "cwd": "/"}, upload]
+    """Actions, as JSON. Files that lie at /tests before, perhaps the agent's, aren't tests. Raises ValueError."""
+    return [
+        {"type": "exec", "command": "rm -rf /tests", "cwd": "/"},
+        *ignore_rules.of_task(task, TESTS, "test.sh", "/tests"),
+    ]
 
 
 def own_sandbox(
@@ -71,6 +81,8 @@ def own_sandbox(
     spec = _limits(environment) | {"env": dict(env), "artifacts": _artifacts(task.config.artifacts)}
     if environment.workdir is not None:
         spec["workdir"] = environment.workdir
+    if (user := task.config.verifier.user) is not None:
+        spec["user"] = user_name(user)
     if task.config.verifier.environment is not None and environment.docker_image is not None:
         return Own(spec | {"image": environment.docker_image}, f"{VERIFIER}.image")
     if task.has(COMPOSE):
@@ -94,17 +106,27 @@ def _limits(environment: Environment) -> dict[str, Any]:
     return {name: value for name in _LIMITS if (value := getattr(environment, name)) is not None}
 
 
-def _artifacts(entries: Iterable[str | Artifact]) -> list[str]:
-    """The paths. `destination` is a place in Harbor's own results, and changes nothing for a verifier."""
+def _artifacts(entries: Iterable[str | Artifact]) -> list[str | dict[str, Any]]:
+    """Artifacts, as JSON. Raises ValueError.
+
+    As in Harbor, `destination` is a place among the collected files, and of artifacts whose places overlap the first counts.
+    """
     found = [Artifact(source=entry) if isinstance(entry, str) else entry for entry in entries]
+    if not any(one.source.rstrip("/") == PUBLISHED for one in found):
+        found.insert(0, Artifact(source=PUBLISHED))
+    places: list[PurePosixPath] = []
+    made: list[str | dict[str, Any]] = []
     for one in found:
         if one.service not in (None, "main"):
             raise ValueError(
                 f"{one.source}: a sandbox has no service {one.service!r} beside it; leave the artifact out"
             )
-        if one.exclude:
-            raise ValueError(f"{one.source}: exclude isn't applied yet; name the files and folders that are needed")
-    return list(dict.fromkeys([PUBLISHED, *(one.source for one in found)]))
+        place = PurePosixPath("/") / (one.destination or one.source)
+        if any(place.is_relative_to(other) or other.is_relative_to(place) for other in places):
+            continue
+        places.append(place)
+        made.append({"path": one.source, "exclude": one.exclude} if one.exclude else one.source)
+    return made
 
 
 def _made_by(found: Translation, spec: Mapping[str, Any]) -> dict[str, Any]:

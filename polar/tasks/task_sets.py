@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from polar.tasks import harbor_folder, row_rules, rows
+from polar.tasks import harbor_digest, harbor_folder, row_rules, rows
 from polar.tasks.harbor_folder import CONFIG, DOCUMENT_LIMIT, HarborTask, decoded, inside, read_task, read_text
 from polar.tasks.harbor_schema import Dataset, RegistryDataset
 from polar.tasks.rows import Row
@@ -45,7 +45,7 @@ class Member:
             task = read_task(self.folder)
         except OSError as error:
             raise InputError(self.name, str(self.folder), f"can't be read: {error.strerror}") from None
-        if self.digest is not None and (found := harbor_folder.digest(self.folder)) != self.digest:
+        if self.digest is not None and (found := harbor_digest.digest(self.folder)) != self.digest:
             raise InputError(
                 f"{self.name}: digest", self.digest, f"the files of {self.folder} have {found}; get the set's version"
             )

@@ -7,17 +7,29 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from topics.types import ids
 from topics.types.allowed_hosts import AllowedHost
-from topics.types.parts import Environment, Part
+from topics.types.parts import Argument, Environment, Part
 from topics.types.uploads import PrepareAction
 
 IMAGE_NAME_LIMIT = 512
 """Characters: a registry's name (255), a tag (128) and a digest (71) fit."""
+USER_LIMIT = 64
+"""Characters of a user's name."""
 ARTIFACTS_LIMIT = 100
-"""Files and folders that a verifier gets."""
+"""Files and folders that a verifier gets, and patterns that leave out a part of one."""
+PATTERN_LIMIT = 200
+"""Characters of such a pattern; all of a folder's are on one command line."""
 HOME, TMP = "/home/agent", "/tmp"  # noqa: S108 - the sandbox's own
 KERNELS = ("/proc", "/dev", "/run", "/sys")
 """Folders that are the kernel's, or new for each program."""
@@ -68,13 +80,13 @@ class Seen(StrEnum):
 CELL_LACKS = ("allow_internet", "kwargs")
 LIMITS = ("cpus", "memory_mb", "pids", "storage_mb", "files")
 """Fields of `RuntimeSpec` that limit a session."""
-LANDLOCK_LACKS = (*CELL_LACKS, "gpus", "image", "verifier", "verifier_sees", "allowed_hosts", *LIMITS)
+LANDLOCK_LACKS = (*CELL_LACKS, "user", "gpus", "image", "verifier", "verifier_sees", "allowed_hosts", *LIMITS)
 IMAGE_BACKENDS = ("apptainer", "docker")
 """Backends that need an image."""
 UNKEPT = {
-    "apptainer": (*CELL_LACKS, "gpus", "verifier", "verifier_sees", "cpus", "memory_mb", "pids", "storage_mb"),
+    "apptainer": (*CELL_LACKS, "user", "gpus", "verifier", "verifier_sees", "cpus", "memory_mb", "pids", "storage_mb"),
     "cell": CELL_LACKS,
-    "docker": ("allow_internet", "kwargs", "verifier", "verifier_sees"),
+    "docker": ("allow_internet", "kwargs", "user", "verifier", "verifier_sees"),
     "landlock": LANDLOCK_LACKS,
     "process": (*LANDLOCK_LACKS, "network", "setup_network", "verifier_network"),
 }
@@ -94,6 +106,9 @@ class SandboxSpec(Part):
     """Folders of programs that come before those of PATH, for all programs of the sandbox."""
     workdir: str | None = None
     """Relative to the workspace. With an image it may be absolute, and then it is the workspace."""
+    user: Annotated[str, StringConstraints(min_length=1, max_length=USER_LIMIT, pattern="^[^:\\x00]*$")] | None = None
+    """Name or number of the user that the sandbox's one user must be: in a cell the image's, without an image `agent`. Others are refused.
+    None: whichever it is."""
     cpus: float | None = Field(default=None, gt=0)
     """Processors' worth of time that the sandbox's programs use together. None: no limit of the task's."""
     memory_mb: int | None = Field(default=None, ge=16)
@@ -138,6 +153,64 @@ def _overlap(one: PurePosixPath, other: PurePosixPath) -> bool:
 ArtifactPath = Annotated[str, AfterValidator(_is_artifact)]
 
 
+def _is_pattern(pattern: str) -> str:
+    if not 0 < len(pattern) <= PATTERN_LIMIT or any(sign in pattern for sign in "[\\\0\n"):
+        raise ValueError(
+            f"must be a pattern of * and ?, of at most {PATTERN_LIMIT} characters and without '[' and '\\', about which programs differ"
+        )
+    return pattern
+
+
+ExcludePattern = Annotated[str, AfterValidator(_is_pattern)]
+
+
+class ArtifactSpec(Part):
+    """A file, or a folder without some of what is in it. A text is its `path`."""
+
+    path: ArtifactPath
+    """Relative to the workspace, or absolute."""
+    exclude: Annotated[list[ExcludePattern], Field(max_length=ARTIFACTS_LIMIT)] = []
+    """Names of what is left out of a folder, at any depth, with * and ?, as in tar's `--exclude`. * also stands for slashes."""
+
+    @model_serializer(mode="wrap")
+    def _short(self, whole: SerializerFunctionWrapHandler) -> Any:
+        """As before there was `exclude`, where there is none."""
+        return whole(self) if self.exclude else self.path
+
+
+def _from_path(value: object) -> object:
+    return {"path": value} if isinstance(value, str) else value
+
+
+Artifact = Annotated[ArtifactSpec, BeforeValidator(_from_path)]
+
+
+class HealthcheckSpec(Part):
+    """A command that must succeed before the agent starts; it is tried again until then, as in Docker's HEALTHCHECK."""
+
+    command: Argument
+    """For `bash -c` with pipefail, in the working directory. Exit code 0 means ready."""
+    timeout_s: float = Field(default=30, gt=0)
+    """Seconds of one try; one that takes longer has failed."""
+    retries: int = Field(default=3, ge=1)
+    """The check has failed after this many failed tries."""
+    interval_s: float = Field(default=5, ge=0)
+    """Seconds between two tries."""
+    start_period_s: float = Field(default=0, ge=0)
+    """Failures of tries that begin within this many seconds don't count."""
+    start_interval_s: float = Field(default=5, ge=0)
+    """Seconds between two tries in that time."""
+
+
+class CollectSpec(Part):
+    """A command that brings what a verifier gets into files."""
+
+    command: Argument
+    """For `bash -c` with pipefail."""
+    timeout_s: float = Field(default=60, gt=0)
+    """Seconds, within `timeouts.evaluate`."""
+
+
 class VerifierSpec(SandboxSpec):
     """A sandbox of the evaluation's own, of the same backend.
 
@@ -145,17 +218,22 @@ class VerifierSpec(SandboxSpec):
     evaluator work in it.
     """
 
-    artifacts: Annotated[list[ArtifactPath], Field(max_length=ARTIFACTS_LIMIT)] = []
+    artifacts: Annotated[list[Artifact], Field(max_length=ARTIFACTS_LIMIT)] = []
     """Files and folders that are copied from where the run left them to the same paths, before `eval_prepare`. Relative to the workspace;
     with images on both sides they may be absolute. One that the run didn't leave is left out."""
 
     @model_validator(mode="after")
     def _absolute_with_an_image(self) -> Self:
-        if self.image is None and (outside := next((path for path in self.artifacts if path.startswith("/")), None)):
+        if self.image is None and (outside := self.absolute_artifact):
             raise ValueError(
                 f"artifacts: {outside!r} is absolute, which needs verifier.image; make it relative to the workspace"
             )
         return self
+
+    @property
+    def absolute_artifact(self) -> str | None:
+        """The first absolute path of an artifact."""
+        return next((one.path for one in self.artifacts if one.path.startswith("/")), None)
 
 
 class RuntimeSpec(SandboxSpec):
@@ -169,11 +247,13 @@ class RuntimeSpec(SandboxSpec):
     network: Network | None = None
     """For the harness. None: `proxy_only`, but `host` in a `process`, which can't do less."""
     setup_network: Network = Network.NONE
-    """For `prepare`."""
+    """For `prepare` and `healthcheck`."""
     verifier_network: Network = Network.NONE
     """For the evaluation."""
     verifier_sees: Seen = Seen.WORKSPACE
     """Of the run, in the evaluation. `everything` needs an image."""
+    healthcheck: HealthcheckSpec | None = None
+    """Carried out after `prepare`, within `timeouts.init`. No program of an image is started, so it sees files and no services."""
     verifier: VerifierSpec | None = None
     """None: the evaluation takes place in the run's sandbox, of which it sees `verifier_sees`."""
     allowed_hosts: list[HostEntry] = []
@@ -183,6 +263,9 @@ class RuntimeSpec(SandboxSpec):
     """
     allow_internet: bool = True
     """Accepted for other systems' tasks if true; `network` says what the agent reaches."""
+    collect: Annotated[list[CollectSpec], Field(max_length=ARTIFACTS_LIMIT)] = []
+    """Commands after the run and before the artifacts are copied, in order, in the sandbox as the run left it, with `network` and without
+    the model. One that fails changes nothing but the reward's reason. Needs `verifier`, or `verifier_sees: everything`."""
     eval_prepare: list[PrepareAction] | None = None
     """Steps between the run and the evaluation, in order: what the agent mustn't see."""
     import_path: str | None = None
@@ -215,11 +298,18 @@ class RuntimeSpec(SandboxSpec):
             return self
         if self.verifier_sees is not Seen.WORKSPACE:
             raise ValueError("verifier_sees goes without verifier; name what it sees in verifier.artifacts")
-        if self.image is None and (
-            outside := next((path for path in self.verifier.artifacts if path.startswith("/")), None)
-        ):
+        if self.image is None and (outside := self.verifier.absolute_artifact):
             raise ValueError(
                 f"verifier.artifacts: {outside!r} is absolute, which needs runtime.image; make it relative to the workspace"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _collects_apart(self) -> Self:
+        if self.collect and self.verifier is None and self.verifier_sees is Seen.WORKSPACE:
+            raise ValueError(
+                "collect needs verifier, or verifier_sees 'everything': its commands may start programs of the run, which could replace "
+                "those of an evaluation that is kept apart from them"
             )
         return self
 
@@ -237,6 +327,12 @@ class RuntimeSpec(SandboxSpec):
         assert self.verifier is not None, "the evaluation has a sandbox of its own"
         own = {name: getattr(self.verifier, name) for name in SandboxSpec.model_fields}
         return self.model_copy(update={**own, "verifier": None}).seen_whole
+
+    @property
+    def left_by_run(self) -> RuntimeSpec:
+        """The run's sandbox for what works in it after the run: `collect`, and the copying of artifacts. Programs of the run may take part,
+        so they reach no more than the run did."""
+        return self.seen_whole.model_copy(update={"verifier_network": self.network or Network.PROXY_ONLY})
 
     @property
     def seen_whole(self) -> RuntimeSpec:

@@ -261,17 +261,27 @@ class TaskRequest(Part):
         body = self.model_dump(mode="json")
         body["timeouts"]["run"], body["timeout_seconds"] = self.run_budget_s, None
         for part, names in YOUNGER.items():
-            fields = body[part] if part else body
+            fields = body
+            for name in filter(None, part.split(".")):
+                fields = fields.get(name) or {}
             for name, default in names.items():
-                if fields[name] == default:
-                    del fields[name]
+                if fields.get(name, default) == default:
+                    fields.pop(name, None)
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 YOUNGER: Mapping[str, Mapping[str, object]] = {
     "": {"run": None},
     "agent": {"instructions": None, "skills": []},
-    "runtime": {"path": [], "verifier": None, "verifier_sees": Seen.WORKSPACE.value},
+    "runtime": {
+        "collect": [],
+        "healthcheck": None,
+        "path": [],
+        "user": None,
+        "verifier": None,
+        "verifier_sees": Seen.WORKSPACE.value,
+    },
+    "runtime.verifier": {"user": None},
 }
 """Fields that came after the first tasks, by the part that has them, with their defaults as JSON. A new field is added here."""
 

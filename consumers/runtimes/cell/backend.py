@@ -21,7 +21,7 @@ from consumers.runtimes.base import (
 from consumers.runtimes.cell import limits, preparations
 from consumers.runtimes.cell.host import CellHost
 from consumers.runtimes.cell.preparations import Preparations
-from consumers.runtimes.cell.roots import Root, image_root
+from consumers.runtimes.cell.roots import Root, check_host_user, image_root
 from consumers.runtimes.cell.runtime import (
     CellRuntime,
     host_disk_full,
@@ -152,7 +152,10 @@ class CellBackend:
         return Folders(folder, image is not None, () if image is None else self._preparations.used_by(folder))
 
     def _root(self, image: Image | None, spec: RuntimeSpec) -> Root:
-        return self.host.root if image is None else image_root(image, spec)
+        if image is not None:
+            return image_root(image, spec)
+        check_host_user(spec)
+        return self.host.root
 
     def _image_of(self, folder: Path) -> Image | None:
         """The image of a session, which this host has."""

@@ -73,6 +73,22 @@ class Root:
         )
 
 
+def check_host_user(spec: RuntimeSpec) -> None:
+    """Raises InputError if a task without an image asks for another user than the cell's."""
+    known = {USER: USER_ID, str(USER_ID): USER_ID}
+    _check_user(spec, known.get(spec.user or ""), USER_ID, USER)
+
+
+def _check_user(spec: RuntimeSpec, asked: int | None, user_id: int, name: str) -> None:
+    """`asked`: the number of `spec.user`, None without such a user. `user_id`, `name`: of the cell's."""
+    if spec.user is not None and asked != user_id:
+        raise InputError(
+            "runtime.user",
+            spec.user,
+            f"every program of a cell is one user, here {name} ({user_id}); leave user out if that one will do",
+        )
+
+
 def host_root(path: str) -> Root:
     """`path`: folders of programs, PATH."""
     mounts, links = bubblewrap.system()
@@ -91,6 +107,7 @@ def image_root(image: Image, spec: RuntimeSpec) -> Root:
     """The workspace is the task's `workdir` if that is absolute, or the image's. Raises InputError if the image can't be used for that."""
     if not image.shell:
         raise InputError("runtime.image", spec.image, "has no program bash or sh, with which commands are run")
+    _check_user(spec, merged.user_id(image.layers, spec.user or ""), image.user_id, image.user or "root")
     own = {"PATH": PATH, "LANG": "C.UTF-8", "USER": image.user.partition(":")[0] or "root"}
     workspace = workspace_of(image.workdir, spec)
     if merged.is_behind_link(image.layers, str(workspace)):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,10 @@ def tar(*entries: tuple[str, bytes, bytes], **headers: Any) -> bytes:
     return made.getvalue()
 
 
-def unpacked(data: bytes, folder: Path) -> set[str]:
+def unpacked(data: bytes, folder: Path, exclude: Sequence[str] = ()) -> set[str]:
     """The files and folders that arrive. Raises ArchiveError."""
     (folder / "packed").write_bytes(data)
-    chunks = b"".join(artifact_copy._chunks(folder / "packed", artifact_copy._FOLDER))
+    chunks = b"".join(artifact_copy._chunks(folder / "packed", artifact_copy._FOLDER, exclude))
     archive.unpack_folder(io.BytesIO(chunks), folder / "target")
     assert {path.name for path in folder.iterdir()} == {"packed", "target"}
     found = list((folder / "target").rglob("*"))
@@ -100,3 +102,32 @@ def test_no_tar_leads_out_of_the_folder(
             unpacked(bytes(left), Path(folder))
         except archive.ArchiveError:
             return
+
+
+TREE = ("build/x/f", "a/build/g", "a/node_modules/y/z", "a/k.pyc", "k.pyc", ".hidden", "a.b/c", "buildx")
+PATTERNS = ("build", "./build", "build/", "a/build", "/build", "*.pyc", "b*d", "./*", ".", "?", "a*", "*/k.pyc", "build/*", "x/f",
+            "**/k.pyc", "./a/./build", "a?b", "build?", "*x*", ".h*", "a//build")  # fmt: skip
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("exclude", [*((pattern,) for pattern in PATTERNS), ("*.pyc", "x"), ()])
+def test_patterns_leave_out_what_tar_leaves_out(tmp_path: Path, exclude: tuple[str, ...]) -> None:
+    """Also if a program in the place of tar packs everything."""
+    source, whole, less = tmp_path / "source", tmp_path / "whole", tmp_path / "less"
+    for name in TREE:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("")
+    arrived = []
+    for folder, options in ((whole, ()), (less, [f"--exclude={pattern}" for pattern in exclude])):
+        folder.mkdir()
+        packed = subprocess.run(
+            ["tar", "-cf", "-", *options, "-C", source, "."], capture_output=True, check=True
+        ).stdout
+        arrived.append(unpacked(packed, folder, exclude if folder is whole else ()))
+    assert arrived[0] == arrived[1]
+    assert exclude or len(arrived[0]) > len(TREE)
+
+
+def test_a_pattern_takes_linear_time_on_any_name() -> None:
+    excluded = artifact_copy.excluding(["*a*a*a*b", "a?a?a?c"])
+    assert excluded.match("./" + "a/" * 100_000) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,25 @@ class Host:
         claim.work = Evaluate(self.context, claim)
         return claim
 
-    async def ran_in_an_image(self, command: str, test: str, **verifier: Any) -> Claim:
+    async def ran_in_an_image(
+        self,
+        command: str,
+        test: str,
+        collect: Sequence[dict[str, Any]] = (),
+        *,
+        verifier_network: str = "none",
+        **verifier: Any,
+    ) -> Claim:
         """As `ran`. `test`: has the function `check`, whose arguments are a command that succeeds for the reward 1."""
         write = {
             "type": "exec",
             "command": 'mkdir /tests && printf %s "$TEST" >/tests/test.sh',
             "env": {"TEST": f"#!/bin/bash\n{SCORES}{test}"},
         }
-        own = {"image": "verifier:1"} | verifier
-        return await self.ran(command, {"strategy": "harbor"}, image="run:1", eval_prepare=[write], verifier=own)
+        own = {"verifier": {"image": "verifier:1"} | verifier} if verifier else {"verifier_sees": "everything"}
+        runtime = {"image": "run:1", "eval_prepare": [write], "collect": list(collect)} | own
+        network = {"verifier_network": verifier_network}
+        return await self.ran(command, {"strategy": "harbor"}, **runtime, **network)
 
     async def evaluated(self, claim: Claim) -> Evaluated:
         """The fact of an evaluation, after which its sandbox is gone."""
@@ -133,7 +143,7 @@ async def host(tmp_path: Path, layouts: Path, cache: Path, monkeypatch: pytest.M
 def judged(host: Host) -> Judged:
     """The fact of an evaluation with `artifacts`."""
 
-    async def judge(command: str, test: str, *artifacts: str, **verifier: Any) -> Evaluated:
+    async def judge(command: str, test: str, *artifacts: str | dict[str, Any], **verifier: Any) -> Evaluated:
         return await host.evaluated(await host.ran_in_an_image(command, test, artifacts=artifacts, **verifier))
 
     return judge
@@ -168,9 +178,28 @@ cat /tmp/all
 """
 
 
+FAKE_TAR = """rm /usr/bin/tar; cat >/usr/bin/tar <<'END'
+#!/bin/bash
+{}
+END
+chmod +x /usr/bin/tar
+"""
+
+
 async def test_artifacts_arrive_and_nothing_else_of_the_run(judged: Judged) -> None:
     """A folder takes the place of the verifier's; what the run didn't leave stays as the verifier has it."""
     fact = await judged(LEFT, ARRIVED, "/app/answer", "/out", "/kept", "/missing", env={"SET": "given"})
+    assert (fact.reward, fact.error) == (1.0, None), fact
+
+
+async def test_what_is_excluded_stays_behind_whatever_tar_the_run_left(judged: Judged) -> None:
+    """And what the verifier had there is gone, as everything in the folder."""
+    left = f"""
+    mkdir -p /out/deep/node_modules; echo x >/out/deep/node_modules/x; echo x >/out/a.pyc; echo x >/out/kept
+    mv /usr/bin/tar /usr/bin/whole; {FAKE_TAR.format("exec whole -cf - .")}
+    """
+    test = 'check [ "$(cd /out; echo .o* *)" = ".o* deep kept" -a -z "$(ls -A /out/deep)" ]'
+    fact = await judged(left, test, {"path": "/out", "exclude": ["node_modules", "*.pyc"]})
     assert (fact.reward, fact.error) == (1.0, None), fact
 
 
@@ -187,14 +216,6 @@ async def test_programs_that_the_run_replaced_do_not_count(judged: Judged) -> No
     replaced = "for one in cat rm mkdir chmod dirname; do printf '#!/bin/bash\\necho 1' >/usr/bin/$one; done; echo x >/app/answer"
     fact = await judged(replaced, 'check [ "$(cat /app/answer)" = x ]', "/app/answer")
     assert fact.reward == 1.0, fact
-
-
-FAKE_TAR = """rm /usr/bin/tar; cat >/usr/bin/tar <<'END'
-#!/bin/bash
-{}
-END
-chmod +x /usr/bin/tar
-"""
 
 
 async def test_links_and_pipes_lead_nowhere(judged: Judged) -> None:
@@ -235,6 +256,71 @@ async def test_what_cannot_be_carried_is_zero_and_never_null(
     assert reason in str(fact.reason), fact.reason
 
 
+async def test_collect_works_in_the_run_s_sandbox_before_the_artifacts_are_taken(host: Host) -> None:
+    """A command that fails leaves a sentence, and the others count."""
+    collect: list[dict[str, Any]] = [
+        {"command": "cat start answer >/out; echo $PWD >>/out; exit 3"},
+        {"command": "sleep 60", "timeout_s": 0.5},
+        {"command": "echo late >>/out"},
+    ]
+    test = """check [ "$(cat /out)" = "the run's\nmine\n/app\nlate" ]"""
+    claim = await host.ran_in_an_image("echo mine >answer", test, collect, artifacts=["/out"])
+    fact = await host.evaluated(claim)
+    assert (fact.reward, fact.error) == (1.0, None), fact
+    assert fact.reason is not None
+    assert "runtime.collect[0] ended with exit code 3" in fact.reason
+    assert "runtime.collect[1] took longer than its timeout_s = 0.5 s" in fact.reason
+    assert "[2]" not in fact.reason
+
+
+@pytest.mark.parametrize(
+    ("left", "reason"),
+    [
+        ("rm -r /app/*; rmdir /app/* /app; mv /usr/bin/bash /usr/bin/b", ""),
+        ("mv /home /h; ln -s /nowhere /home", "wasn't started"),
+    ],
+)
+async def test_collect_that_the_run_broke_is_no_error(host: Host, left: str, reason: str) -> None:
+    claim = await host.ran_in_an_image(left, "check false", [{"command": "true"}], artifacts=[])
+    fact = await host.evaluated(claim)
+    assert (fact.reward, fact.error) == (0.0, None), fact
+    assert reason in str(fact.reason)
+
+
+@pytest.mark.parametrize("is_separate", [True, False])
+async def test_what_collects_reaches_what_the_run_did_and_not_what_the_verifier_does(
+    host: Host, *, is_separate: bool
+) -> None:
+    """Otherwise a program that the agent left could send and fetch as it likes."""
+    settings = host.context.settings.model_copy(update={"trust_tasks": True})
+    trusting = Host(WorkerContext(settings, lambda: True, lambda: None))
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    connects = f"(exec 3<>/dev/tcp/127.0.0.1/{server.sockets[0].getsockname()[1]})"
+    own: dict[str, Any] = {"artifacts": ["/out"]} if is_separate else {}
+    claim = await trusting.ran_in_an_image(
+        "true",
+        f'{connects} && check [ "$(cat /out)" = refused ]',
+        [{"command": f"{connects} || echo refused >/out"}],
+        verifier_network="host",
+        **own,
+    )
+    async with server:
+        fact = await trusting.evaluated(claim)
+    assert (fact.reward, fact.error) == (1.0, None), fact
+
+
+async def test_collect_gives_no_reward(host: Host) -> None:
+    """Also where the tests see everything: what it writes counts as the run's, and nothing that it started lives on."""
+    command = """
+    mkdir -p /logs/verifier; echo 1 >/logs/verifier/reward.txt
+    (trap '' TERM HUP; while :; do echo 1 >/logs/verifier/reward.txt; done) & disown
+    """
+    test = "[ -e /collected ] && check false"
+    claim = await host.ran_in_an_image("true", test, [{"command": command + "touch /collected"}])
+    fact = await host.evaluated(claim)
+    assert (fact.reward, fact.error) == (0.0, None), fact
+
+
 async def test_actions_that_meet_artifacts_are_zero_and_others_are_infra(judged: Judged) -> None:
     blocked = await judged("mkdir /tests", "check true", "/tests")
     assert (blocked.reward, blocked.error) == (0.0, None)
@@ -256,7 +342,7 @@ async def test_an_image_that_cannot_be_had_is_no_verdict(judged: Judged) -> None
 
 
 async def test_the_sandbox_of_a_cancelled_evaluation_is_removed(host: Host) -> None:
-    claim = await host.ran_in_an_image("true", "sleep 60")
+    claim = await host.ran_in_an_image("true", "sleep 60", artifacts=[])
     doing = asyncio.create_task(claim.work.do())
     folder = host.context.settings.data / "runtimes" / host.context.settings.namespace / "cell" / claim.id
     await eventually(folder.is_dir, 30)

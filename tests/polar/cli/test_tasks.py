@@ -121,7 +121,7 @@ def test_import_refuses_by_name_and_writes_nothing(tasks: str, tmp_path: Path) -
 
 
 def test_import_skips_refused_tasks_if_asked(tasks: str, template: str, tmp_path: Path) -> None:
-    (Path(tasks) / "b/task.toml").write_text('[agent]\nuser = "ana"')
+    (Path(tasks) / "b/task.toml").write_text('[environment]\ngpu_types = ["H100"]')
     (Path(tasks) / "c/task.toml").write_text("[agent]\ntimeout_sec = 0")
     file = tmp_path / "tasks.jsonl"
     arguments = ("tasks", "import", tasks, "--template", template, "--out", str(file))
@@ -131,10 +131,8 @@ def test_import_skips_refused_tasks_if_asked(tasks: str, template: str, tmp_path
     assert code == 2
     assert [one.task_id for one in requests(file)] == ["a"]
     assert "1 of 2 tasks imported" in out
-    assert (
-        'b: agent.user: every program of a session runs as the sandbox\'s one user; leave it out if that user will do (got "ana")'
-        in err
-    )
+    refusal = "no sandbox chooses GPUs by type; name a pool that has them in the template"
+    assert f'b: environment.gpu_types: {refusal} (got ["H100"])' in err
     assert "agent.timeout_sec" in err
 
 

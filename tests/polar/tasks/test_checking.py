@@ -131,9 +131,9 @@ def test_a_task_without_a_solution_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_task_that_is_refused_or_leads_elsewhere_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    refused = requests(tmp_path / "a", {"agent": {"user": "ana"}})
+    refused = requests(tmp_path / "a", {"environment": {"gpu_types": ["H100"]}})
     assert isinstance(refused, CheckedTask)
-    assert (refused.verdict, (refused.reason or "").startswith("agent.user: every program")) == (Verdict.ERROR, True)
+    assert (refused.verdict, (refused.reason or "").startswith("environment.gpu_types: no")) == (Verdict.ERROR, True)
     (tmp_path / "elsewhere").mkdir()
     read(tmp_path / "b")
     (tmp_path / "b/solution").symlink_to(tmp_path / "elsewhere")

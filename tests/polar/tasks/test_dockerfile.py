@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from polar.tasks.dockerfile import NEUTRAL, REFUSED, TRANSLATED, Translation, command_of, translated
 from polar.tasks.dockerfile_instructions import DockerfileError
+from polar.tasks.ignore_rules import docker_rules
 from topics.types.errors import NotReadyError
 from topics.types.uploads import PrepareAction
 
@@ -314,12 +315,55 @@ def test_a_relative_target_needs_the_image_s_own_folder(context: Path) -> None:
 
 
 @pytest.mark.parametrize("rules", [".dockerignore", "Dockerfile.dockerignore"])
-def test_rules_that_leave_files_out_are_refused_where_they_count(context: Path, rules: str) -> None:
-    (context / rules).write_text("*.md")
-    of(context, "COPY a.txt /x")
-    for line in ("COPY . /x", "COPY sub /x", "ADD *.txt /x/"):
-        with pytest.raises(DockerfileError, match=f"the rules of {rules} aren't applied"):
+def test_rules_that_leave_files_out(context: Path, rules: str) -> None:
+    (context / rules).write_text("# a comment\nsub/\n/b.*\n*ignore\n")
+    found = of(context, "WORKDIR /w", "COPY . x/", "ADD *.txt /y/", "COPY tools /z")
+    assert uploads(context, found) == [
+        ("upload_file", "a.txt", "/w/x/a.txt"),
+        ("upload_dir", "tools", "/w/x/tools"),
+        ("upload_file", "a.txt", "/y/a.txt"),
+        ("upload_dir", "tools", "/z"),
+    ]
+    assert {"type": "exec", "command": "mkdir -p -- /w/x", "cwd": "/w"} in found.prepare
+    for line in ("COPY b.txt /x", "COPY sub /x", "ADD b* /x/"):
+        with pytest.raises(DockerfileError, match=r"left out by the \.dockerignore"):
             of(context, line)
+
+
+def test_rules_keep_what_an_exclamation_mark_names(context: Path) -> None:
+    (context / ".dockerignore").write_text("*\n!sub/c.txt\n!a.txt\n")
+    assert uploads(context, of(context, "COPY . /x", "COPY sub /y")) == [
+        ("upload_file", "a.txt", "/x/a.txt"),
+        ("upload_dir", "sub", "/x/sub"),
+        ("upload_dir", "sub", "/y"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left_out"),
+    [
+        ("sub", {"sub", "sub/c.txt"}),
+        ("c.txt", set()),
+        ("**/*.txt", {"a.txt", "b.txt", "sub/c.txt"}),
+        ("**", {"a.txt", "b.txt", "sub", "sub/c.txt", "tools", "tools/run", ".dockerignore"}),
+        ("*/run", {"tools/run"}),
+        ("tools/**", {"tools/run"}),
+        ("?.txt\n!b.txt", {"a.txt"}),
+        (".", set()),
+    ],
+)
+def test_rules_begin_at_the_folder(context: Path, patterns: str, left_out: set[str]) -> None:
+    (context / ".dockerignore").write_text(patterns)
+    is_left_out = docker_rules(context)
+    assert is_left_out is not None
+    assert {path.relative_to(context).as_posix() for path in context.rglob("*") if is_left_out(path)} == left_out
+
+
+@pytest.mark.parametrize("pattern", ["[ab].txt", "a\\.txt", "a**"])
+def test_rules_with_other_patterns_are_refused(context: Path, pattern: str) -> None:
+    (context / ".dockerignore").write_text(f"{pattern}\n")
+    with pytest.raises(DockerfileError, match=r"line 2: COPY: \.dockerignore: of patterns only"):
+        of(context, "COPY . /x")
 
 
 @given(

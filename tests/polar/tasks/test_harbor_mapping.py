@@ -20,7 +20,7 @@ from tests.polar.tasks.fields import leaves
 from tests.polar.tasks.writing import AGENT, IN_PLACE, mapped_task, nested
 from topics.types import ids
 from topics.types.errors import InputError
-from topics.types.runtime import UNKEPT, Network, Seen
+from topics.types.runtime import UNKEPT, HealthcheckSpec, Network, Seen
 from topics.types.task import TaskRequest
 
 SET: dict[str, Any] = {
@@ -75,6 +75,9 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "verifier.network_mode": ("runtime.verifier_network", "none"),
     "verifier.timeout_sec": ("timeouts.evaluate", 30.0),
     "verifier.env": ("evaluator.env", {"A": "b"}),
+    "agent.user": ("runtime.user", "ana"),
+    "verifier.user": ("runtime.user", "1000"),
+    "verifier.collect": ("runtime.collect", [{"command": "dump"}]),
     "environment.network_mode": ("runtime.network", "host"),
     "environment.build_timeout_sec": ("timeouts.init", 10.0),
     "environment.cpus": ("runtime.cpus", 2.0),
@@ -85,11 +88,12 @@ CARRIED: dict[str, tuple[str, Any]] = {
     "environment.mcp_servers": ("agent.mcp_servers", [{"name": "a", "url": "http://a"}]),
     "environment.skills_dir": ("agent.skills_path", "/skills"),
     "environment.workdir": ("runtime.workdir", "sub"),
+    "environment.healthcheck": ("runtime.healthcheck", {"command": "true"}),
 }
 UNBUILT = {
-    "agent.user", "verifier.user", "verifier.collect", "environment.os",
+    "environment.os",
     "environment.gpu_types", "environment.tpu",
-    "environment.healthcheck", "multi_step_reward_strategy", "steps", "artifacts",
+    "multi_step_reward_strategy", "steps", "artifacts",
 }  # fmt: skip
 
 
@@ -273,6 +277,54 @@ def test_the_tests_of_a_task_with_an_image_are_its_evaluation(tmp_path: Path) ->
     assert narrowed.runtime.verifier_sees is Seen.WORKSPACE
     own = mapped_task(tmp_path, config, {**AGENT, "runtime": {"eval_prepare": [{"type": "exec", "command": "true"}]}})
     assert outcomes(own, TESTS) == [Outcome.REFUSED]
+
+
+USERS: list[tuple[dict[str, Any], str | None]] = [
+    ({"agent": {"user": "ana"}, "verifier": {"user": "ana"}}, "ana"),
+    ({"agent": {"user": 0}, "verifier": {"user": "root"}}, "root"),
+    ({"verifier": {"user": 0, "collect": [{"command": "dump", "user": "root"}]}}, "root"),
+    ({"agent": {"user": "ana"}, "verifier": {"user": "root"}}, None),
+    ({"agent": {"user": "ana"}, "verifier": {"collect": [{"command": "dump", "user": "root"}]}}, None),
+    ({"verifier": {"collect": [{"command": "dump", "user": "root"}]}}, None),
+]
+
+
+@pytest.mark.parametrize(("parts", "user"), USERS)
+def test_all_programs_of_a_sandbox_are_one_user(tmp_path: Path, parts: dict[str, Any], user: str | None) -> None:
+    found = mapped_task(tmp_path, {"environment": {"docker_image": "a:1"}} | parts).request()
+    if user is None:
+        assert not isinstance(found, TaskRequest)
+        assert "every program of a sandbox is one user" in found.becomes
+    else:
+        assert isinstance(found, TaskRequest), found
+        assert found.runtime.user == user
+
+
+def test_a_user_is_for_cells(tmp_path: Path) -> None:
+    config = {"environment": {"docker_image": "a:1"}, "agent": {"user": "ana"}}
+    template = {**IN_PLACE, "runtime": {"backend": "docker"}}
+    refusal = mapped_task(tmp_path, config, template).request()
+    assert not isinstance(refusal, TaskRequest)
+    assert "user='ana' can't be kept by runtime.backend 'docker'" in refusal.becomes
+
+
+def test_a_health_check_has_time_of_its_own(tmp_path: Path) -> None:
+    """As much as it can need: ten seconds in which failures don't count, a last try in them, and one more."""
+    check = {
+        "command": "ls",
+        "retries": 0,
+        "timeout_sec": 2,
+        "interval_sec": 3,
+        "start_period_sec": 10,
+        "start_interval_sec": 4,
+    }
+    config = {"environment": {"docker_image": "a:1", "healthcheck": check, "build_timeout_sec": 100}}
+    request = mapped_task(tmp_path, config, AGENT).request()
+    assert isinstance(request, TaskRequest), request
+    assert request.timeouts.init == 100 + 10 + (2 + 4) + (2 + 3)
+    assert request.runtime.healthcheck == HealthcheckSpec(
+        command="ls", retries=1, timeout_s=2, interval_s=3, start_period_s=10, start_interval_s=4
+    )
 
 
 def test_a_null_where_no_task_sets_anything_stays(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from polar.tasks.harbor_mapping import mapped
 from polar.tasks.harbor_rules import Outcome
 from polar.tasks.task_sets import Member
 from tests.polar.tasks.writing import AGENT, mapped_task, read, write
-from topics.types.runtime import Network, Seen
+from topics.types.runtime import ArtifactSpec, CollectSpec, Network, Seen
 from topics.types.task import TaskRequest
 
 IMAGE: dict[str, Any] = {"docker_image": "run:1", "cpus": 2, "env": {"A": "1"}, "workdir": "/app"}
@@ -32,8 +32,35 @@ def test_without_an_environment_it_is_a_copy_of_the_task_s_with_the_tests_upload
     verifier = made.runtime.verifier
     assert verifier is not None
     assert (verifier.image, verifier.cpus, verifier.env, verifier.workdir) == ("run:1", 2, {"A": "1"}, "/app")
-    assert verifier.artifacts == ["/logs/artifacts", "/app/out.txt", "sub/dir"]
+    assert [one.path for one in verifier.artifacts] == ["/logs/artifacts", "/app/out.txt", "sub/dir"]
     assert [one.target for one in made.runtime.eval_prepare or ()] == [None, "/tests"]
+
+
+def test_artifacts_without_some_of_their_files(tmp_path: Path) -> None:
+    artifacts = ["out", {"source": "/logs/artifacts/", "exclude": ["*.o"]}, {"source": "/app", "exclude": ["b", "c*"]}]
+    made = request(tmp_path, {"environment": IMAGE, "verifier": SEPARATE, "artifacts": artifacts})
+    assert made.runtime.verifier is not None
+    assert made.runtime.verifier.artifacts == [
+        ArtifactSpec(path="out"),
+        ArtifactSpec(path="/logs/artifacts/", exclude=["*.o"]),
+        ArtifactSpec(path="/app", exclude=["b", "c*"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("artifacts", "paths"),
+    [
+        (["/a", {"source": "/a/b", "exclude": ["x"]}], ["/a"]),
+        (["/a/b", "/a"], ["/a/b"]),
+        (["a", "/a"], ["a"]),
+        (["/a", {"source": "/a", "destination": "whole"}], ["/a", "/a"]),
+        (["/a", {"source": "/b", "destination": "a/x"}], ["/a"]),
+    ],
+)
+def test_of_artifacts_in_one_place_the_first_counts(tmp_path: Path, artifacts: list[Any], paths: list[str]) -> None:
+    made = request(tmp_path, {"environment": IMAGE, "verifier": SEPARATE, "artifacts": artifacts})
+    assert made.runtime.verifier is not None
+    assert [one.path for one in made.runtime.verifier.artifacts] == ["/logs/artifacts", *paths]
 
 
 def test_an_environment_with_an_image_takes_nothing_of_the_task_s_and_has_the_tests(tmp_path: Path) -> None:
@@ -76,6 +103,25 @@ def test_the_limit_of_the_tests_and_the_time_to_make_its_sandbox_are_kept_apart(
     assert (made.timeouts.evaluate, made.evaluator.config["timeout_s"]) == (130, 30)
 
 
+def test_its_user_is_its_own(tmp_path: Path) -> None:
+    made = request(tmp_path, {"environment": IMAGE, "agent": {"user": "ana"}, "verifier": SEPARATE | {"user": 0}})
+    assert made.runtime.verifier is not None
+    assert (made.runtime.user, made.runtime.verifier.user) == ("ana", "root")
+
+
+@pytest.mark.parametrize(("mode", "budget_s"), [("separate", 237), ("shared", 137)])
+def test_commands_that_collect_have_time_of_their_own(tmp_path: Path, mode: str, budget_s: float) -> None:
+    collect = [{"command": "dump", "service": "main", "timeout_sec": 47}, {"command": "tidy"}]
+    config = {
+        "environment": IMAGE | {"build_timeout_sec": 100},
+        "verifier": {"environment_mode": mode, "timeout_sec": 30, "collect": collect},
+    }
+    made = mapped_task(tmp_path, config).request()
+    assert isinstance(made, TaskRequest), made
+    assert made.runtime.collect == [CollectSpec(command="dump", timeout_s=47), CollectSpec(command="tidy")]
+    assert (made.timeouts.evaluate, made.evaluator.config["timeout_s"]) == (budget_s, 30)
+
+
 def test_its_network_is_the_verifier_s_or_that_of_its_environment(tmp_path: Path) -> None:
     own = {"docker_image": "judge:1", "network_mode": "no-network"}
     made = request(tmp_path, {"environment": IMAGE, "verifier": {"environment": own}})
@@ -89,13 +135,13 @@ def test_its_network_is_the_verifier_s_or_that_of_its_environment(tmp_path: Path
     ("changes", "words"),
     [
         ({"artifacts": [{"source": "/x", "service": "db"}]}, "service 'db'"),
-        ({"artifacts": [{"source": "/x", "exclude": ["*.o"]}]}, "exclude isn't applied"),
+        ({"artifacts": [{"source": "/x", "exclude": ["[ab].o"]}]}, "a pattern of * and ?"),
         ({"verifier": {"environment": {"docker_image": "a", "os": "windows"}}}, "Linux alone"),
         ({"verifier": {"environment": {"docker_image": "a", "gpu_types": ["H100"]}}}, "gpu_types"),
-        ({"verifier": {"environment": {"docker_image": "a", "healthcheck": {"command": "true"}}}}, "healthcheck"),
         ({"artifacts": ["/tmp/x"]}, "of its own"),
-        ({"artifacts": ["/"]}, "the path of a file or folder"),
-        ({"verifier": SEPARATE | {"collect": [{"command": "dump"}]}}, "between the agent and the verifier"),
+        ({"artifacts": [{"source": "/", "destination": "all"}]}, "the path of a file or folder"),
+        ({"verifier": SEPARATE | {"collect": [{"command": "dump", "service": "db"}]}}, "service 'db'"),
+        ({"verifier": SEPARATE | {"collect": [{"command": "dump", "user": "ana"}]}}, "one user"),
     ],
 )
 def test_what_it_cannot_have_refuses_the_task(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.tasks.harbor_folder import digest
+from polar.tasks.harbor_digest import digest
 from polar.tasks.task_sets import Condition, Found, Member, members, select, shuffled
 from tests.polar.tasks.writing import read, write
 from topics.types.errors import InputError

@@ -15,7 +15,7 @@ from topics import completions
 from topics.environment import registry
 from topics.types.agent import AgentSpec
 from topics.types.errors import InputError
-from topics.types.runtime import RuntimeSpec
+from topics.types.runtime import RuntimeSpec, VerifierSpec
 from topics.types.task import (
     INSTRUCTION_LIMIT,
     RETENTION_BUDGET_S,
@@ -434,7 +434,12 @@ def test_a_task_without_younger_fields_has_the_bytes_that_it_always_had() -> Non
         "a new field belongs in YOUNGER, or every task changes with an upgrade"
     )
     for part, names in YOUNGER.items():
-        described: Any = {"": TaskRequest, "agent": AgentSpec, "runtime": RuntimeSpec}[part]
+        described: Any = {
+            "": TaskRequest,
+            "agent": AgentSpec,
+            "runtime": RuntimeSpec,
+            "runtime.verifier": VerifierSpec,
+        }[part]
         assert json.loads(described.model_construct().model_dump_json(include=set(names))) == names
 
 
@@ -476,10 +481,23 @@ def test_a_verifier_s_own_sandbox_takes_no_limits_or_variables_from_the_run() ->
     assert own.verifier is None
 
 
+@pytest.mark.parametrize(("network", "after"), [(None, "proxy_only"), ("none", "none"), ("host", "host")])
+def test_after_a_run_its_sandbox_reaches_no_more_than_the_run_did(network: str | None, after: str) -> None:
+    runtime = {"image": "run:1", "network": network, "verifier_network": "host", "verifier": {"image": "judge:1"}}
+    spec = parse(body(runtime=runtime)).runtime
+    assert (spec.left_by_run.verifier_network.value, spec.of_verifier.verifier_network.value) == (after, "host")
+    assert spec.left_by_run.verifier_sees.value == "everything"
+
+
 def test_a_verifier_survives_the_canonical_body_and_a_task_without_one_has_no_field_for_it() -> None:
-    task = parse(with_verifier(artifacts=["/out", "a/b"]))
+    task = parse(with_verifier(artifacts=["/out", {"path": "a/b"}, {"path": "c", "exclude": ["*.o"]}]))
     assert TaskRequest.model_validate_json(task.canonical()) == task
+    assert b'"artifacts":["/out","a/b",{"exclude":["*.o"],"path":"c"}]' in task.canonical()
     assert b'verifier"' not in parse(BODY).canonical()
+    assert b'"user"' not in task.canonical()
+    of_root = parse(with_verifier(user="root"))
+    assert b'"user":"root"' in of_root.canonical()
+    assert TaskRequest.model_validate_json(of_root.canonical()) == of_root
 
 
 @pytest.mark.parametrize(
@@ -491,12 +509,19 @@ def test_an_artifact_is_a_path_that_an_evaluation_can_have(path: str) -> None:
         parse(with_verifier(artifacts=[path]))
 
 
+@pytest.mark.parametrize("pattern", ["", "[ab]", "a\\b", "a\nb", "a\0b", "a" * 201])
+def test_patterns_that_programs_read_differently_are_refused(pattern: str) -> None:
+    with pytest.raises(InputError, match=r"artifacts\.0\.exclude\.0"):
+        parse(with_verifier(artifacts=[{"path": "a", "exclude": [pattern]}]))
+
+
 @pytest.mark.parametrize(
     ("runtime", "words"),
     [
         ({"verifier": {"artifacts": ["/out"]}}, "verifier.image"),
         ({"verifier": {"image": "judge:1", "artifacts": ["/out"]}}, "runtime.image"),
         ({"image": "run:1", "verifier_sees": "everything", "verifier": {}}, "goes without verifier"),
+        ({"image": "run:1", "collect": [{"command": "dump"}]}, "collect needs verifier"),
         ({"image": "run:1", "backend": "docker", "verifier": {}}, "can't be kept"),
         ({"backend": "process", "verifier": {}}, "can't be kept"),
     ],

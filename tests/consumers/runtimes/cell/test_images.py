@@ -274,6 +274,15 @@ def hostile(outside: Path) -> dict[str, Entry]:
     return {"home": there, "etc/hosts": there, "srv": there, "opt": Link(str(outside))}
 
 
+async def test_without_an_image_the_user_is_the_cell_s(tmp_path: Path) -> None:
+    backend = CellBackend(tmp_path / "runtimes")
+    for user in ("agent", "1000"):
+        await backend.create(labels(), RuntimeSpec(user=user))
+    with pytest.raises(InputError, match="here agent"):
+        await backend.create(labels(), RuntimeSpec(user="root"))
+    await remove_all(backend)
+
+
 async def test_links_of_an_image_lead_nowhere(tmp_path: Path, images: Images) -> None:
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o777)
