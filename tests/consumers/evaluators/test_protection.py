@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import py_compile
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -253,3 +254,14 @@ def test_ini_files_whose_settings_differ_for_pytest_differ_for_us(one: str, othe
     if protection._settings("setup.cfg", one.encode()) == protection._settings("setup.cfg", other.encode()):
         first, second = read(one), read(other)
         assert first == second or isinstance(first, str) or isinstance(second, str)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("setup.cfg", "[" * 40_000), ("tox.ini", "[" + "]" * 40_000 + "x"), ("pyproject.toml", "a." * 12_000 + "a = 1")],
+)
+def test_settings_are_compared_in_linear_time(name: str, content: str) -> None:
+    """The run shapes them, and nothing else of the worker's process would work meanwhile."""
+    began = time.process_time()
+    protection._settings(name, content.encode())
+    assert time.process_time() - began < 1.5
