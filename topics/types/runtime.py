@@ -243,6 +243,12 @@ class RuntimeSpec(SandboxSpec):
         """The same sandbox, of which an evaluation sees all that the run left."""
         return self if self.image is None else self.model_copy(update={"verifier_sees": Seen.EVERYTHING})
 
+    @property
+    def as_source(self) -> RuntimeSpec:
+        """The sandbox that a run left, for copying artifacts: all of it is seen, and the programs that the agent may have put there to read
+        them reach nothing."""
+        return self.seen_whole.model_copy(update={"verifier_network": Network.NONE})
+
     @model_validator(mode="after")
     def _is_kept(self) -> Self:
         self.check_kept(self.backend or "cell")

@@ -219,8 +219,9 @@ class CellRuntime:
             self._recorded = folders
 
     async def can_start(self) -> bool:
-        if self.written != (PurePosixPath("/"),):
+        if self._root.image is None:
             return await starts(self)
+        # What the evaluation runs of the agent's may have changed its own layers over the image as well.
         claim_id = f"control-{secrets.token_hex(8)}"
         view = self._view.control(claim_id, self._user_id)
         return await starts(CellRuntime(self._host, self._folder, claim_id, self._spec, view, self._root))
