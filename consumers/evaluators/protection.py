@@ -61,7 +61,8 @@ STORE = PurePosixPath(".polar", "protected.tar")
 """Below the home."""
 _CACHE = "__pycache__"
 _PACKAGE = "__init__.py"
-_LIST = """printf '%s\\0' "$PWD"; cd "$WORKSPACE" && find . -name .git -prune -o \\( TESTS \\) -print0 2>/dev/null"""
+_LIST = """printf '%s\\0' "$PWD"; cd "$WORKSPACE" && find . \\( TESTS \\) -print0 2>/dev/null"""
+_OUTSIDE_OF_REPOSITORIES = "! -name .git ! -path '*/.git/*'"
 _KEEP = 'cd "$WORKSPACE" && tar --create --no-recursion --null --files-from="$FILES" --file="$STORE"'
 _RESTORE = """\
 cd "$WORKSPACE" && xargs -0 -r rm -rf -- <"$REMOVED" || exit
@@ -176,10 +177,11 @@ def _hides(path: PurePosixPath, packages: Collection[PurePosixPath], tops: Colle
 async def _found(runtime: Runtime, paths: Sequence[str]) -> tuple[set[str], PurePosixPath]:
     """All paths that may steer and all modules of Python, and the working directory. Raises ObstructedError."""
     names = [*sorted(STEERING | CONFIGURATION), _CACHE, "*.py", "*.pyc", "*.so"]
+    # Also in `.git`, into which a link may lead a runner.
     tests = [f"-name {shlex.quote(name)}" for name in names]
     for path in paths:
         literal = re.sub(r"([*?\[\\])", r"\\\1", f"./{PurePosixPath(path)}")
-        tests += [f"-path {shlex.quote(literal)}", f"-path {shlex.quote(literal + '/*')}"]
+        tests += [f"-path {shlex.quote(pattern)} {_OUTSIDE_OF_REPOSITORIES}" for pattern in (literal, f"{literal}/*")]
     result = await _run(runtime, _LIST.replace("TESTS", " -o ".join(tests)))
     output = result.output()
     if result.exit_code != 0 or len(output) > LOG_LIMIT:

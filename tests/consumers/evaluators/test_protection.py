@@ -155,6 +155,15 @@ async def test_what_a_run_leaves_steers_no_runner(
     assert unprotected.reward == (0.0 if "pytest" in left or "usercustomize.py" in left else 1.0)
 
 
+async def test_a_link_into_a_repository_hides_no_file(backend: RuntimeBackend) -> None:
+    """pytest follows it, and the search for files that steer pytest must not stop at `.git`."""
+    prepared = {**PREPARED, "tests/helper.py": "ANSWER = 8\n"}
+    left = {".git/evil/conftest.py": CHEAT}
+    script = "rm -r tests; ln -s .git/evil tests"
+    assert (await judged(backend, prepared, left, script)).reward == 0.0
+    assert (await judged(backend, prepared, left, script, protected=False)).reward == 1.0
+
+
 async def test_a_compiled_module_does_not_run_in_its_sources_place(backend: RuntimeBackend, tmp_path: Path) -> None:
     tag = sys.implementation.cache_tag
     left = {f"tests/__pycache__/helper.{tag}.pyc": compiled("ANSWER = 4\n", tmp_path)}
