@@ -112,9 +112,15 @@ class CellRuntime:
 
     async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
         await self._make_view()
-        if self._is_layered(inside := self._inside(path)):
+        if not self._is_layered(inside := self._inside(path)):
+            return session_folder.read(self._on_host(path), limit)
+        if inside.is_relative_to(self.workspace):
             return await layered.read(self, self._root.script, inside, limit)
-        return session_folder.read(self._on_host(path), limit)
+        image, own = self._root.image, self._view.root
+        assert image is not None, "a layered path outside of the workspace"
+        assert own is not None, "a view of an image"
+        layers = [*image.layers, *reversed(own.lower), own.overlay.upper]
+        return await asyncio.to_thread(layered.read_image, layers, inside, limit)
 
     async def upload(self, files: Upload, path: str | PurePosixPath) -> None:
         await self._make_view()
