@@ -87,10 +87,10 @@ class Host:
         return await self.ran(command, {"strategy": "harbor"}, image="run:1", eval_prepare=[_tests(test)], verifier=own)
 
     async def ran_and_shared(self, command: str, test: str, seen: str) -> Claim:
-        """As `ran`, with tests in the run's own sandbox."""
-        return await self.ran(
-            command, {"strategy": "harbor"}, image="run:1", eval_prepare=[_tests(test)], verifier_sees=seen
-        )
+        """As `ran`, with tests in the run's own sandbox, and a second evaluator after them."""
+        second = {"strategy": "test_on_output", "config": {"test_command": "true", "protected": False}}
+        evaluator = {"strategy": "composite", "config": {"parts": [{"strategy": "harbor"}, second]}}
+        return await self.ran(command, evaluator, image="run:1", eval_prepare=[_tests(test)], verifier_sees=seen)
 
     async def evaluated(self, claim: Claim) -> Evaluated:
         """The fact of an evaluation, after which its sandbox is gone."""
@@ -279,7 +279,7 @@ async def test_what_cannot_be_carried_is_zero_and_never_null(
     ],
 )
 async def test_a_sandbox_that_the_agent_breaks_is_zero_and_never_null(host: Host, left: str, seen: str) -> None:
-    """The reward can't be read there any more, since no program starts."""
+    """The second evaluator can't work there any more, since no program starts."""
     test = "bash /app/start; echo 1 >/logs/verifier/reward.txt"
     claim = await host.ran_and_shared(
         f"echo {shlex.quote(left)} >start; {'' if seen == 'workspace' else left}", test, seen
