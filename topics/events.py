@@ -56,7 +56,8 @@ class InitFinished(msgspec.Struct, frozen=True, tag="init_finished", omit_defaul
     error: SessionError | None = None
     duration_ms: int = 0
     unenforced: list[str] | None = None
-    """What the runtime doesn't enforce on this host, see `RuntimeBackend.unenforced`; None if the worker doesn't report it."""
+    """What the runtime doesn't enforce on this host, see `RuntimeBackend.unenforced`; those of the verifier's own begin with `verifier.`.
+    None if the worker doesn't report it."""
 
 
 class RunFinished(msgspec.Struct, frozen=True, tag="run_finished", omit_defaults=True):
@@ -73,7 +74,8 @@ class RunFinished(msgspec.Struct, frozen=True, tag="run_finished", omit_defaults
     artifacts: dict[str, str] | None = None
     duration_ms: int = 0
     lost_artifacts: list[str] | None = None
-    """Names of artifacts that the blob store didn't take. None: it took all, or the worker is older than this field."""
+    """Names of artifacts that the blob store didn't take, and `patch` if it couldn't be made and the agent isn't why. None: there are none,
+    or the worker is older than this field."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated", omit_defaults=True):

@@ -41,7 +41,7 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket", omit_defaults=True):
     claim_key: bytes | None = None
     """Signs the facts about this ticket's claims (`topics/environment/claim_keys.py`). Set together with `ticket_id`."""
     lost_artifacts: list[str] | None = None
-    """Evaluate: names of the run's artifacts that the blob store didn't take; None: none that a worker reported."""
+    """Evaluate: `lost_artifacts` of the run's fact; None: none that a worker reported."""
 
 
 CODEC: Codec[Ticket] = Codec(Ticket)

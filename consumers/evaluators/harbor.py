@@ -22,7 +22,7 @@ from consumers.evaluators.base import Case, EvaluationError, Verdict
 from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError
 from consumers.evaluators.reward_files import JSON, REWARD, TEXT, BadRewardError, UnreadableError
 from consumers.plug_in_settings import Expected
-from consumers.runtimes.base import Exec, ExecResult, Runtime, SandboxError
+from consumers.runtimes.base import Exec, ExecResult, Runtime
 
 TESTS = PurePosixPath("/tests")
 LOGS = PurePosixPath("/logs/verifier")
@@ -60,12 +60,7 @@ class Harbor:
         self._counts_zero = found.without_reward == "zero"
 
     async def evaluate(self, case: Case) -> Verdict:
-        try:
-            ready = await self._ready(case.runtime)
-        except SandboxError as error:
-            if error.code != "not_started" or not await case.runtime.can_start():
-                raise
-            return Verdict(0.0, reason=f"no program starts after the run: {error}")
+        ready = await self._ready(case.runtime)
         if ready.exit_code == _NO_TESTS:
             raise EvaluationError(
                 "no_test_script",

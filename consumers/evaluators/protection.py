@@ -15,6 +15,7 @@ Other code that the tests import and run is the agent's work, and isn't touched.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os.path
 import re
@@ -51,22 +52,25 @@ PLUG_IN = "pytest_"
 """The names of most of pytest's plug-ins begin so; a runner imports all that are installed."""
 STEP_S = 60.0
 """Limit of one program here; to list 100,000 files takes 0.5 s."""
-SETTINGS_LIMIT = 1024 * 1024
+SETTINGS_LIMIT = 256 * 1024
 """Bytes of a file with settings. A larger one counts as changed."""
+DOTS_LIMIT = 100
+"""Dots in a line of TOML. A file with more counts as changed: Python's parser takes quadratic time for a key of many parts."""
 
 STORE = PurePosixPath(".polar", "protected.tar")
 """Below the home."""
 _CACHE = "__pycache__"
 _PACKAGE = "__init__.py"
-_LIST = """printf '%s\\0' "$PWD"; cd "$WORKSPACE" && find . -name .git -prune -o \\( TESTS \\) -print0 2>/dev/null"""
+_LIST = """printf '%s\\0' "$PWD"; cd "$WORKSPACE" && find . \\( TESTS \\) -print0 2>/dev/null"""
+_OUTSIDE_OF_REPOSITORIES = "! -name .git ! -path '*/.git/*'"
 _KEEP = 'cd "$WORKSPACE" && tar --create --no-recursion --null --files-from="$FILES" --file="$STORE"'
 _RESTORE = """\
 cd "$WORKSPACE" && xargs -0 -r rm -rf -- <"$REMOVED" || exit
 [ ! -s "$RESTORED" ] || tar --extract --no-recursion --null --files-from="$RESTORED" --file="$STORE"
 """
-_PYTEST_SECTION = re.compile(r"^[^\n]*\[[^\n]*pytest[^\n]*(?:\n(?!\[[^#;\n]*\][ \t]*(?:[#;]|$))[^\n]*)*", re.MULTILINE)
-"""A section of an INI file that may be pytest's. Its parser finds no other, and no later end of one. There, a line that begins with a
-bracket and has no closing one continues the value before, so it doesn't end a section here either."""
+_HEADER = re.compile(r"\[[^#;]*\][ \t]*(?:[#;]|$)")
+"""A line that ends the section before it, as pytest's parser of INI files finds it. A line that begins with a bracket and has no closing
+one continues the value before."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ async def restore(runtime: Runtime, paths: Sequence[str]) -> None:
     same = {
         path
         for path in before.configuration | now.configuration
-        if _settings(path, stored.get(path, b"")) == _settings(path, await _content(runtime, path))
+        if await asyncio.to_thread(_are_equal, path, stored.get(path, b""), await _content(runtime, path))
     }
     removed = now.plain | now.compiled | (now.configuration - same) | (now.hiding - before.hiding)
     restored = before.plain | (before.configuration - same)
@@ -173,10 +177,11 @@ def _hides(path: PurePosixPath, packages: Collection[PurePosixPath], tops: Colle
 async def _found(runtime: Runtime, paths: Sequence[str]) -> tuple[set[str], PurePosixPath]:
     """All paths that may steer and all modules of Python, and the working directory. Raises ObstructedError."""
     names = [*sorted(STEERING | CONFIGURATION), _CACHE, "*.py", "*.pyc", "*.so"]
+    # Also in `.git`, into which a link may lead a runner.
     tests = [f"-name {shlex.quote(name)}" for name in names]
     for path in paths:
         literal = re.sub(r"([*?\[\\])", r"\\\1", f"./{PurePosixPath(path)}")
-        tests += [f"-path {shlex.quote(literal)}", f"-path {shlex.quote(literal + '/*')}"]
+        tests += [f"-path {shlex.quote(pattern)} {_OUTSIDE_OF_REPOSITORIES}" for pattern in (literal, f"{literal}/*")]
     result = await _run(runtime, _LIST.replace("TESTS", " -o ".join(tests)))
     output = result.output()
     if result.exit_code != 0 or len(output) > LOG_LIMIT:
@@ -221,17 +226,37 @@ async def _content(runtime: Runtime, path: str) -> bytes:
         return b""
 
 
+def _are_equal(path: str, one: bytes, other: bytes) -> bool:
+    return one == other or _settings(path, one) == _settings(path, other)
+
+
 def _settings(path: str, content: bytes) -> object:
-    """Something that is equal for files with the same settings of pytest."""
+    """Something that is equal for files with the same settings of pytest. Takes linear time, whatever the run wrote."""
     text = content.decode(errors="surrogateescape")
     if len(content) > SETTINGS_LIMIT:
         return text
     if not path.endswith(".toml"):
-        return _PYTEST_SECTION.findall(text)
+        return _pytest_sections(text)
+    if any(line.count(".") > DOTS_LIMIT for line in text.split("\n")):
+        return text
     try:
         return tomllib.loads(text).get("tool", {}).get("pytest")
     except (ValueError, AttributeError, RecursionError):
         return text
+
+
+def _pytest_sections(text: str) -> list[list[str]]:
+    """The lines of each section of an INI file that may be pytest's: its parser finds no other, and no later end of one."""
+    sections: list[list[str]] = []
+    is_within = False
+    for line in text.split("\n"):
+        if not is_within or _HEADER.match(line):
+            is_within = "pytest" in line.partition("[")[2]
+            if is_within:
+                sections.append([])
+        if is_within:
+            sections[-1].append(line)
+    return sections
 
 
 def _is_path(path: str) -> bool:

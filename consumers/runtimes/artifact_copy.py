@@ -30,13 +30,13 @@ from consumers.runtimes.images import layer_tar
 from consumers.runtimes.images.layer_tar import LayerError
 from consumers.runtimes.upload import Upload
 from topics.environment import archive
-from topics.environment.archive import BYTES_LIMIT, Entry
+from topics.environment.archive import BYTES_LIMIT, ENTRIES_LIMIT, Entry
 from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError
 from topics.types.runtime import ArtifactSpec
 
 _FOLDER, _FILE, _PROGRAM, _MISSING, _NO_TAR = 10, 11, 12, 13, 14
-"""Exit codes of `_packing`."""
+"""Exit codes of `_PACK`."""
 _PACK = f"""\
 exec 2>/dev/null
 if [ -d "$SOURCE" ]; then
@@ -56,18 +56,30 @@ if [ "$IS_FOLDER" = 1 ] && [ -d "$TARGET" ]; then cd -- "$TARGET" && rm -rf -- .
 """A folder itself stays: it may be the workspace, which can't be removed."""
 _STORE = "artifacts"
 """A folder beside the logs of the target, for one artifact on its way."""
+NAME_LIMIT = 16 * 1024
+"""Bytes of a name or of a link's target in a tar. Names that are longer than `archive.NAME_LIMIT` are refused later, so this is memory."""
+_LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_READ = (
+    *(tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE),
+    *(tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, *_LONG),
+)
+"""Types of headers that are read: those of the GNU format, without sparse files."""
+_WAY_OUT = "only the GNU format is read; install GNU tar or BusyBox in the run's image"
 
 
 class _Header(layer_tar.Entry):
-    """A header that is refused if reading it could fill this process's memory. No tar writes such headers for `_packing`."""
+    """A header that is refused if reading it could fill this process's memory, or keep it busy. No tar writes such headers for `_PACK`.
+
+    Headers of the pax format are refused unread: Python reads them by a regular expression that takes quadratic time and stops the whole
+    process meanwhile (3.11 before 3.11.10), and the sizes in them may be negative.
+    """
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in (tarfile.GNUTYPE_SPARSE, tarfile.XGLTYPE):
-            raise LayerError(f"its tar has a header of the type {self.type!r}")
+        if self.type not in _READ:
+            raise LayerError(f"its tar has a header of the type {self.type!r}, and {_WAY_OUT}")
+        if self.type in _LONG and self.size > NAME_LIMIT:
+            raise LayerError(f"its tar has a name of more than {NAME_LIMIT} bytes")
         return super()._proc_member(tar)
-
-    def _proc_gnusparse_10(self, *_: object) -> None:
-        raise LayerError("its tar has a sparse file")
 
 
 async def carry(source: Runtime, target: Runtime, artifact: ArtifactSpec) -> str | None:
@@ -77,7 +89,8 @@ async def carry(source: Runtime, target: Runtime, artifact: ArtifactSpec) -> str
     """
     path = artifact.path
     place = source.workspace / path
-    env = {"SOURCE": str(place), "LIMIT": str(BYTES_LIMIT + 1), "LC_ALL": "C"}
+    # TAR_OPTIONS: where GNU tar is built to write the pax format.
+    env = {"SOURCE": str(place), "LIMIT": str(BYTES_LIMIT + 1), "LC_ALL": "C", "TAR_OPTIONS": "--format=gnu"}
     options = shlex.join(f"--exclude={pattern}" for pattern in artifact.exclude)
     command = _PACK.replace("EXCLUDE", options)
     packing = Exec(command, cwd=str(source.home), env=env, log="artifact.log", log_limit=BYTES_LIMIT + 1, is_ours=True)
@@ -156,9 +169,13 @@ def excluding(patterns: Sequence[str]) -> re.Pattern[str]:
 
 
 def _entries(tar: tarfile.TarFile, excluded: re.Pattern[str]) -> Iterator[tuple[Entry, IO[bytes] | None]]:
-    """The files and folders of an untrusted tar."""
+    """The files and folders of an untrusted tar. Raises ArchiveError for too many entries: those that are left out take time as well."""
+    count = 0
     while (header := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined] # a list that would hold every entry
+        count += 1
+        if count > ENTRIES_LIMIT:
+            raise archive.ArchiveError(f"holds more than {ENTRIES_LIMIT} files, folders and links")
         name = "/".join(part for part in header.name.split("/") if part not in ("", "."))
         if excluded.match(f"./{name}"):
             continue

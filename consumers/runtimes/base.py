@@ -133,6 +133,10 @@ class Exec:
     """It gets the GPUs of the task, `runtime.gpus`, and waits for them."""
 
 
+def _opened(path: str, _flags: int) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 @dataclass(frozen=True)
 class ExecResult:
     """How a program ended."""
@@ -163,7 +167,7 @@ class ExecResult:
         """The log, or only its tail if the program has replaced the log by something else. Never blocks."""
         try:
             # O_NONBLOCK: opening a named pipe would wait for a writer and block a thread of the worker for ever.
-            with os.fdopen(os.open(self.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            with open(self.log, "rb", opener=_opened) as file:
                 if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return file.read(LOG_LIMIT + NOTE_LIMIT)
         except OSError:
@@ -219,7 +223,8 @@ class Runtime(Protocol):
         """
 
     async def can_start(self) -> bool:
-        """Whether a program starts in this sandbox where the run wrote nothing: then another one can't be started because of the run."""
+        """Whether a program starts in this sandbox where neither the run wrote something, nor what the evaluation ran of it: then another
+        one can't be started because of the run."""
 
     async def kill_all(self) -> None:
         """Kill every process inside, whichever claim or worker started it. SandboxError `unkillable`."""

@@ -83,7 +83,8 @@ async def launch(
     try:
         line = forks.fork()
     except OSError as error:
-        raise SandboxError("not_started", f"no supervisor could be started: {error}") from error
+        # Not `not_started`, which what a run left can cause.
+        raise SandboxError("supervisor_lost", f"no supervisor could be started: {error}") from error
     with line:
         line.setblocking(False)
         report = asyncio.create_task(_read_whole(line, ways_out), name="supervisor-report")

@@ -132,7 +132,8 @@ def write(path: Path, data: bytes, mode: int) -> None:
 
 def read(path: Path, limit: int) -> bytes:
     """At most `limit` bytes of a file that a program may have replaced by something else. Raises OSError."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+    # An opener, since `os.fdopen` leaves the descriptor of a folder open when it fails.
+    with open(path, "rb", opener=lambda name, _: os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
         return file.read(limit) or b""  # None from an empty pipe that a program keeps open
 
 

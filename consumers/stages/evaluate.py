@@ -18,7 +18,15 @@ from msgspec.structs import replace
 
 from consumers.evaluators.base import REASON_LIMIT, Case, EvaluationError, Evaluator, Protecting, Verdict, checked
 from consumers.runtimes.artifact_copy import carry
-from consumers.runtimes.base import HOST_DISK_FULL, STORAGE_EXCEEDED, Runtime, RuntimeBackend, SandboxError
+from consumers.runtimes.base import (
+    CONTROL_S,
+    HOST_DISK_FULL,
+    STORAGE_EXCEEDED,
+    Exec,
+    Runtime,
+    RuntimeBackend,
+    SandboxError,
+)
 from consumers.runtimes.prepare import TargetError, prepare
 from consumers.stages import artifacts, verifier_sandbox
 from consumers.stages.budget import Budget, BudgetExceededError
@@ -140,8 +148,14 @@ class Evaluate:
             models=ClaimModels(self._context.settings, self._claim, task.agent.model_name),
             artifacts=RunArtifacts(self._context.blobs, ticket.artifacts or {}, ticket.lost_artifacts or (), budget),
         )
-        with _own_failures():
-            return checked(await evaluator.evaluate(case))
+        try:
+            with _own_failures():
+                return checked(await evaluator.evaluate(case))
+        except SandboxError as error:
+            if error.code != "not_started" or not await _is_broken(runtime):
+                raise
+            # Otherwise a bad reward could be turned into none.
+            return Verdict(0.0, reason=f"no program starts in the evaluation's sandbox any more: {error}")
 
     async def _attached(self, spec: RuntimeSpec) -> Runtime:
         """What the run left, with this claim's own changes."""
@@ -199,3 +213,12 @@ async def _is_agents(error: SandboxError | InputError, runtime: Runtime) -> bool
     if isinstance(error, InputError):
         return not error.field.endswith((".source", ".content"))
     return error.code == "prepare_failed" or (error.code == "not_started" and await runtime.can_start())
+
+
+async def _is_broken(runtime: Runtime) -> bool:
+    """Whether no program starts in a sandbox because of what the run left, or of what the evaluator ran of it."""
+    try:
+        await runtime.exec(Exec(":", cwd=str(runtime.home), log="control.log", timeout_s=CONTROL_S, is_ours=True))
+    except SandboxError:
+        return await runtime.can_start()
+    return False

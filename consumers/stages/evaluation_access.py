@@ -71,7 +71,7 @@ class RunArtifacts:
     """See `consumers.evaluators.base.Artifacts`."""
 
     def __init__(self, blobs: BlobStore, references: Mapping[str, str], lost: Collection[str], budget: Budget) -> None:
-        """`lost`: names of artifacts that the blob store didn't take after the run. `budget`: the evaluation's."""
+        """`lost`: names of artifacts that the run's fact reports as lost. `budget`: the evaluation's."""
         self._blobs = blobs
         self._references = references
         self._lost = lost
@@ -80,7 +80,9 @@ class RunArtifacts:
     async def read(self, name: str) -> bytes | None:
         if name in self._lost:
             raise EvaluationError(
-                "artifact_lost", f"the blob store didn't take the run's artifact {name}, so it can't be evaluated"
+                "artifact_lost",
+                f"the run's artifact {name} was lost, so it can't be evaluated: the blob store didn't take it, or it couldn't be made (the "
+                "run worker's log says why)",
             )
         reference = self._references.get(name)
         if reference is None:

@@ -20,6 +20,7 @@ from consumers.stages.patient_blobs import fetch
 from consumers.stages.worker_context import WorkerContext, remove_made_by
 from topics.events import InitFinished
 from topics.types.errors import Kind
+from topics.types.runtime import RuntimeSpec
 from topics.types.task import TaskRequest
 
 FETCH_SHARE = 0.9
@@ -45,7 +46,7 @@ class Init:
         except BudgetExceededError:
             message = f"preparing the runtime took longer than timeouts.init = {budget_s:g} s"
             return claim.failure("timeout", Kind.INFRA, message, retryable=True)
-        return claim.fact(runtime=dict(handle), unenforced=self._backend.unenforced(task.runtime))
+        return claim.fact(runtime=dict(handle), unenforced=_unenforced(self._backend, task.runtime))
 
     async def tidy(self, fact: StageFact | None) -> None:
         """Remove the runtime, half-made or whole, unless the session goes on in it."""
@@ -66,3 +67,9 @@ class Init:
         if task.runtime.verifier is None:
             await evaluators.keep(task.evaluator.strategy, task.evaluator.config, runtime)
         return runtime.handle
+
+
+def _unenforced(backend: RuntimeBackend, spec: RuntimeSpec) -> list[str]:
+    """The gaps of the session's sandbox, and of the verifier's own, which will be made on a host with the same runtimes."""
+    own = () if spec.verifier is None else backend.unenforced(spec.of_verifier)
+    return [*backend.unenforced(spec), *(f"verifier.{name}" for name in own)]

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import structlog
@@ -60,6 +62,8 @@ class Run:
         self._context = context
         self._claim = claim
         self._runtime: Runtime | None = None
+        self._lost: list[str] = []
+        """Names of artifacts that couldn't be made."""
 
     async def do(self) -> StageFact:
         ticket = self._claim.ticket
@@ -74,12 +78,14 @@ class Run:
             launch = await budget.within(self._set_up(harness, self._runtime, task, access))
         except BudgetExceededError:
             return self._fact(None, {}, [])
-        before = await patch.snapshot(self._runtime)
+        before: patch.Snapshot | None = None
+        with self._patch_lost():
+            before = await patch.snapshot(self._runtime)
         program = self._program(self._runtime, task, access, harness, launch)
         result = await self._launch(self._runtime, task, program, budget)
         found = await self._found(self._runtime, result, launch, before)
         kept = await artifacts.stored(self._context.blobs, self._claim.id, found, budget.remaining_s)
-        lost = [name for name in found if name not in kept]
+        lost = [*self._lost, *(name for name in found if name not in kept)]
         failure = None if result.exceeded else await model_failure(access.proxy_url, access.key, result.exit_code)
         if failure is not None:
             error = SessionError(Stage.RUN.value, Kind.INFRA, "model_failed", failure, retryable=True)
@@ -169,9 +175,18 @@ class Run:
                 log.warning(
                     "artifact not kept", action="artifact.lost", claim=self._claim.id, name=name, why=str(error)
                 )
-        if before and (changed := await patch.changes(runtime, before)):
-            found[artifacts.PATCH] = changed
+        with self._patch_lost():
+            if before and (changed := await patch.changes(runtime, before)):
+                found[artifacts.PATCH] = changed
         return found
+
+    @contextmanager
+    def _patch_lost(self) -> Iterator[None]:
+        """Name the patch among what is lost if it can't be made."""
+        try:
+            yield
+        except patch.PatchLostError:
+            self._lost.append(artifacts.PATCH)
 
     def _fact(
         self, exit_code: int | None, kept: dict[str, str], lost: list[str], output: str = "", exceeded: str = ""

@@ -132,11 +132,11 @@ class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_de
     backend: str | None = None
     """The kind of this attempt's runtime."""
     unenforced: list[str] | None = None
-    """What that runtime doesn't enforce; None: nobody reported it."""
+    """What that runtime doesn't enforce, and with `verifier.` before it what the verifier's own doesn't; None: nobody reported it."""
     paused_ms: int = 0
     """Total of the partition's pauses when the run began; later pauses don't count against the run's deadline (protocol 18)."""
     lost_artifacts: list[str] | None = None
-    """Names of the run's artifacts that the blob store didn't take; None: none that a worker reported."""
+    """`lost_artifacts` of the run's fact; None: none that a worker reported."""
 
 
 class TaskState(msgspec.Struct, frozen=True, gc=False, tag="task", omit_defaults=True):

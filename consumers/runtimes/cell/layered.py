@@ -1,20 +1,22 @@
 """Files that lie in layers of a cell, read and written by programs inside, which see them as all others do.
 
 What was removed or replaced is only right in the mounted overlay: the folders of its layers, which lie on the host, also hold the marks of
-what is gone and the links that the run left. Each function runs one program, which starts where the agent never was. `script`: the
-arguments that run a script inside.
+what is gone and the links that the run left. Each function but `read_image` runs one program, which starts where the agent never was.
+`script`: the arguments that run a script inside.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from consumers.runtimes import session_folder
 from consumers.runtimes.base import Exec, ExecResult, Runtime
 from consumers.runtimes.cell.bubblewrap import TMP
+from consumers.runtimes.images import merged
 from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError
 
@@ -47,6 +49,20 @@ async def read(runtime: Runtime, script: Script, path: PurePosixPath, limit: int
     if result.exit_code != 0:
         raise InputError("path", str(path), f"can't be read: {result.output_end}")
     return session_folder.read(result.log, limit)
+
+
+def read_image(layers: Sequence[Path], path: PurePosixPath, limit: int) -> bytes:
+    """As `Runtime.read_file`, for a file of the image that lies in no other mount, while nothing runs inside. Blocks. `layers`: the lowest
+    first.
+
+    No program inside takes part: what the tests ran of the agent's could have replaced the one that reads their reward.
+    """
+    found = merged.resolved(layers, str(path))
+    if found is None:
+        raise FileNotFoundError(f"no file {path} in the sandbox")
+    if isinstance(found, list) or not stat.S_ISREG(found.lstat().st_mode):
+        raise InputError("path", str(path), "is no regular file")
+    return session_folder.read(found, limit)
 
 
 async def is_folder(runtime: Runtime, script: Script, path: PurePosixPath) -> bool:

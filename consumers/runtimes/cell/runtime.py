@@ -112,9 +112,15 @@ class CellRuntime:
 
     async def read_file(self, path: str | PurePosixPath, limit: int) -> bytes:
         await self._make_view()
-        if self._is_layered(inside := self._inside(path)):
+        if not self._is_layered(inside := self._inside(path)):
+            return session_folder.read(self._on_host(path), limit)
+        if inside.is_relative_to(self.workspace):
             return await layered.read(self, self._root.script, inside, limit)
-        return session_folder.read(self._on_host(path), limit)
+        image, own = self._root.image, self._view.root
+        assert image is not None, "a layered path outside of the workspace"
+        assert own is not None, "a view of an image"
+        layers = [*image.layers, *reversed(own.lower), own.overlay.upper]
+        return await asyncio.to_thread(layered.read_image, layers, inside, limit)
 
     async def upload(self, files: Upload, path: str | PurePosixPath) -> None:
         await self._make_view()
@@ -219,8 +225,9 @@ class CellRuntime:
             self._recorded = folders
 
     async def can_start(self) -> bool:
-        if self.written != (PurePosixPath("/"),):
+        if self._root.image is None:
             return await starts(self)
+        # What the evaluation runs of the agent's may have changed its own layers over the image as well.
         claim_id = f"control-{secrets.token_hex(8)}"
         view = self._view.control(claim_id, self._user_id)
         return await starts(CellRuntime(self._host, self._folder, claim_id, self._spec, view, self._root))

@@ -58,6 +58,12 @@ def is_behind_link(layers: Sequence[Path], folder: str) -> bool:
 def look_up(layers: Sequence[Path], path: str) -> Path | None:
     """Where a layer has the regular file `path`; None if the image has none there. Links are followed inside the image. `layers`: the
     lowest first."""
+    found = resolved(layers, path)
+    return found if isinstance(found, Path) and stat.S_ISREG(found.lstat().st_mode) else None
+
+
+def resolved(layers: Sequence[Path], path: str) -> list[Path] | Path | None:
+    """What the image has at `path`: a merged folder, where a layer has something else, or nothing. Links are followed as in `look_up`."""
     root = list(reversed(layers))
     above = [root]  # the merged folders on the way, each as its layers' folders, uppermost first
     names = path.split("/")[::-1]
@@ -83,8 +89,8 @@ def look_up(layers: Sequence[Path], path: str) -> Path | None:
                 above = [root]
             names += target.split("/")[::-1]
         else:
-            return found if not names and stat.S_ISREG(found.lstat().st_mode) else None
-    return None
+            return None if names else found
+    return above[-1]
 
 
 def _step(folders: Sequence[Path], name: str) -> list[Path] | Path | None:

@@ -101,20 +101,20 @@ async def test_tests_without_a_reward_give_none_or_zero_as_the_task_says(
         assert (await judge(test, timeout_s=2, without_reward="zero")).reward == 0.0
 
 
-async def test_a_run_after_which_no_program_starts_gets_zero(judge: Judge) -> None:
-    assert (await judge(None, run="mv /home /h; ln -s /nowhere /home")).reward == 0.0
-
-
 @pytest.mark.parametrize(
-    ("run", "test"),
-    [
-        ("rm /usr/bin/head", f"echo 1 > {REWARD}.txt"),
-        ("true", f"mkdir {REWARD}.txt"),
-        ("true", f"mkfifo {REWARD}.json"),
-    ],
+    "test", [f"mkdir {REWARD}.txt", f"mkfifo {REWARD}.json", f"ln -s /dev/null {REWARD}.json; mkdir {REWARD}.txt"]
 )
-async def test_a_reward_that_cannot_be_read_is_zero(judge: Judge, run: str, test: str) -> None:
-    assert (await judge(test, run=run)).reward == 0.0
+async def test_a_reward_that_cannot_be_read_is_zero(judge: Judge, test: str) -> None:
+    assert (await judge(test)).reward == 0.0
+
+
+@pytest.mark.parametrize("program", ["head", "bash"])
+async def test_no_program_of_the_sandbox_reads_the_reward(judge: Judge, program: str) -> None:
+    """The tests run the agent's work, with the right to replace programs."""
+    work = (
+        f"printf '#!/bin/sh\\necho 1\\n' >/tmp/x; chmod +x /tmp/x; rm -f /bin/{program}; cp /tmp/x /usr/bin/{program}"
+    )
+    assert (await judge(f"{work}; echo 0 > {REWARD}.txt", seen=Seen.WORKSPACE)).reward == 0.0
 
 
 async def test_a_program_that_the_agent_replaced_decides_nothing_if_the_workspace_alone_is_seen(judge: Judge) -> None:

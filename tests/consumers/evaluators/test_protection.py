@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import py_compile
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -154,6 +155,15 @@ async def test_what_a_run_leaves_steers_no_runner(
     assert unprotected.reward == (0.0 if "pytest" in left or "usercustomize.py" in left else 1.0)
 
 
+async def test_a_link_into_a_repository_hides_no_file(backend: RuntimeBackend) -> None:
+    """pytest follows it, and the search for files that steer pytest must not stop at `.git`."""
+    prepared = {**PREPARED, "tests/helper.py": "ANSWER = 8\n"}
+    left = {".git/evil/conftest.py": CHEAT}
+    script = "rm -r tests; ln -s .git/evil tests"
+    assert (await judged(backend, prepared, left, script)).reward == 0.0
+    assert (await judged(backend, prepared, left, script, protected=False)).reward == 1.0
+
+
 async def test_a_compiled_module_does_not_run_in_its_sources_place(backend: RuntimeBackend, tmp_path: Path) -> None:
     tag = sys.implementation.cache_tag
     left = {f"tests/__pycache__/helper.{tag}.pyc": compiled("ANSWER = 4\n", tmp_path)}
@@ -253,3 +263,14 @@ def test_ini_files_whose_settings_differ_for_pytest_differ_for_us(one: str, othe
     if protection._settings("setup.cfg", one.encode()) == protection._settings("setup.cfg", other.encode()):
         first, second = read(one), read(other)
         assert first == second or isinstance(first, str) or isinstance(second, str)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("setup.cfg", "[" * 40_000), ("tox.ini", "[" + "]" * 40_000 + "x"), ("pyproject.toml", "a." * 12_000 + "a = 1")],
+)
+def test_settings_are_compared_in_linear_time(name: str, content: str) -> None:
+    """The run shapes them, and nothing else of the worker's process would work meanwhile."""
+    began = time.process_time()
+    protection._settings(name, content.encode())
+    assert time.process_time() - began < 1.5

@@ -7,6 +7,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from topics.environment import archive
 KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE)
 
 
-def tar(*entries: tuple[str, bytes, bytes], **headers: Any) -> bytes:
+def tar(*entries: tuple[str, bytes, bytes], form: int = tarfile.GNU_FORMAT, **headers: Any) -> bytes:
     """Entries by name, type and content."""
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w", **headers) as file:
+    with tarfile.open(fileobj=made, mode="w", format=form, **headers) as file:
         for name, kind, data in entries:
             header = tarfile.TarInfo(name)
             header.type, header.linkname = kind, "../../etc/passwd"
@@ -64,7 +65,7 @@ def test_files_and_folders_arrive_and_links_and_devices_are_left_out(tmp_path: P
         tar(("a", tarfile.REGTYPE, b"x"), ("a", tarfile.REGTYPE, b"y")),
         tar(("a", tarfile.REGTYPE, b"x" * 9000))[:2000],
         tar(("a", tarfile.GNUTYPE_SPARSE, b"")),
-        tar(("a", tarfile.REGTYPE, b"x"), format=tarfile.PAX_FORMAT, pax_headers={"global": "1"}),
+        tar(("a", tarfile.REGTYPE, b"x"), form=tarfile.PAX_FORMAT, pax_headers={"global": "1"}),
     ],
 )
 def test_anything_else_is_an_error_of_the_artifact(tmp_path: Path, left: bytes) -> None:
@@ -72,16 +73,40 @@ def test_anything_else_is_an_error_of_the_artifact(tmp_path: Path, left: bytes) 
         unpacked(left, tmp_path)
 
 
-def test_the_map_of_a_sparse_file_is_never_read(tmp_path: Path) -> None:
-    """It would be a list of as many numbers as the run likes."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as file:
-        header = tarfile.TarInfo("a")
-        header.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
-        header.size = 512
-        file.addfile(header, io.BytesIO(b"1\n0\n0\n".ljust(512, b"\0")))
-    with pytest.raises(archive.ArchiveError, match="sparse"):
-        unpacked(made.getvalue(), tmp_path)
+def pax(header: bytes) -> bytes:
+    """A tar whose first header is one of the pax format."""
+    first = tarfile.TarInfo("pax")
+    first.type, first.size = tarfile.XHDTYPE, len(header)
+    return first.tobuf() + header.ljust(-(-len(header) // 512) * 512, b"\0") + tar(("a", tarfile.REGTYPE, b"x"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        pytest.param(b"11 size=-1\n", id="a negative size, of which the read never ends"),
+        pytest.param(b"1" * 2048, id="digits, in which Python searches in quadratic time without another thread"),
+        pytest.param(b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n", id="a map of any length"),
+    ],
+)
+def test_headers_of_the_pax_format_are_never_read(tmp_path: Path, header: bytes) -> None:
+    left = tmp_path / "packed"
+    left.write_bytes(pax(header))
+    with pytest.raises(archive.ArchiveError, match="only the GNU format is read"):
+        list(islice(artifact_copy._chunks(left, artifact_copy._FOLDER), 1000))
+
+
+def test_nested_names_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """Each waits in memory for the entry that it names."""
+    name = tarfile.TarInfo("name")
+    name.type, name.size = tarfile.GNUTYPE_LONGNAME, artifact_copy.NAME_LIMIT + 1
+    with pytest.raises(archive.ArchiveError, match="a name of more than"):
+        unpacked((name.tobuf(tarfile.GNU_FORMAT) + b"n" * 32768) * 20, tmp_path)
+
+
+def test_links_that_are_left_out_count_as_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact_copy, "ENTRIES_LIMIT", 10)
+    with pytest.raises(archive.ArchiveError, match="more than 10 files, folders and links"):
+        unpacked(tar(*[("link", tarfile.SYMTYPE, b"")] * 11), tmp_path)
 
 
 NAMES = st.text(st.sampled_from("ab./"), min_size=1, max_size=6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -51,6 +52,20 @@ async def test_a_server_that_hangs_is_a_fault_of_one_program_and_is_replaced(
     assert fault.value.code == "supervisor_lost"
     assert (await runtime.exec(Exec("test ! -e ran"))).exit_code == 0
     assert server not in servers()
+
+
+async def test_a_worker_that_cannot_fork_does_not_blame_the_program(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run left can cause `not_started`, so an evaluation may take that for the agent's doing."""
+
+    def refuse(_: ForkServer) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(ForkServer, "fork", refuse)
+    with pytest.raises(SandboxError, match="temporarily unavailable") as fault:
+        await runtime.exec(Exec("true"))
+    assert fault.value.code == "supervisor_lost"
 
 
 async def test_a_server_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from consumers.runtimes.base import Exec, Labels, Runtime, RuntimeBackend
+from consumers.runtimes.base import Exec, Labels, Runtime, RuntimeBackend, SandboxError
 from consumers.runtimes.process import ProcessBackend, ProcessRuntime
 from consumers.stages import patch
-from consumers.stages.patch import Snapshot, changes, snapshot
+from consumers.stages.patch import NOT_MADE, PatchLostError, Snapshot, changes, snapshot
 from tests.consumers.runtimes.conftest import backend
 from topics.environment.redaction import PREFIX
 from topics.types.runtime import RuntimeSpec
@@ -163,7 +163,8 @@ async def test_a_snapshot_that_fails_leaves_nothing_in_the_home(
     runtime: ProcessRuntime, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await does(runtime, OLD_FILES + "rm -rf .git/objects/??")
-    assert await snapshot(runtime) is None
+    with pytest.raises(PatchLostError, match="invalid object"):
+        await snapshot(runtime)
     assert "invalid object" in capsys.readouterr().out
     assert not Path(runtime.home, ".polar", "patch").exists()
 
@@ -246,7 +247,9 @@ async def test_a_repository_of_ours_that_was_tampered_with_costs_the_patch_alone
         await does(runtime, "rm -rf .git * ~/.polar")
         before = await repository(runtime)
         await does(runtime, f"echo more >>a.txt; {command}")
-        assert await changes(runtime, before) is None
+        assert (await changes(runtime, before) or b"").startswith(NOT_MADE), (
+            "a judge would think that nothing was changed"
+        )
         assert "no patch of this run" in capsys.readouterr().out
 
 
@@ -263,7 +266,7 @@ async def test_what_lies_outside_the_work_tree_is_never_read(
     assert linked is not None
     assert b"not the agent's" not in linked
     await does(runtime, f"rm -r repo && ln -s {outside} repo")
-    assert await changes(runtime, before) is None
+    assert b"was replaced by a link" in (await changes(runtime, before) or b"")
     assert "was replaced by a link" in capfd.readouterr().out
 
 
@@ -273,7 +276,7 @@ async def test_a_git_that_hangs_is_ended(
     before = await repository(runtime)
     monkeypatch.setattr(patch, "STEP_S", 0.5)
     await does(runtime, "rm ~/.polar/patch/index && mkfifo ~/.polar/patch/index; echo more >>a.txt")
-    assert await changes(runtime, before) is None
+    assert b"took longer than 0.5 s" in (await changes(runtime, before) or b"")
     assert "took longer than 0.5 s" in capsys.readouterr().out
 
 
@@ -296,6 +299,24 @@ async def test_huge_files_are_left_out_and_a_huge_patch_is_cut_at_a_line(
     assert made is not None
     assert b"Binary files /dev/null and b/new.bin differ" in made, "binary contents go first"
     assert b"+more" in made
+
+
+async def test_the_name_of_a_huge_file_hides_no_other_file(runtime: ProcessRuntime) -> None:
+    before = await repository(runtime)
+    await does(runtime, r"echo more >>folder/kept.txt; mkdir $'x\nfolder'; truncate -s 17M $'x\nfolder/kept.txt'")
+    assert b"+more" in (await changes(runtime, before) or b"")
+
+
+async def test_a_failure_of_the_machine_is_no_note(runtime: ProcessRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox that starts no program, in the place of a machine without memory."""
+    before = await repository(runtime)
+
+    async def fails(self: ProcessRuntime, what: Exec) -> None:
+        raise SandboxError("supervisor_lost", "no memory")
+
+    monkeypatch.setattr(ProcessRuntime, "exec", fails)
+    with pytest.raises(PatchLostError, match="no memory"):
+        await changes(runtime, before)
 
 
 async def test_a_key_inside_a_binary_file_keeps_the_contents_out(runtime: ProcessRuntime) -> None:

@@ -4,22 +4,27 @@ afterwards."""
 from __future__ import annotations
 
 import asyncio
+import shlex
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from consumers.runtimes import artifact_copy
 from consumers.runtimes.base import Exec, Labels
+from consumers.runtimes.cell import limits
+from consumers.runtimes.cell.ways_out import ALLOWLIST_PORT
 from consumers.stages.claim_runner import Claim, outcome
 from consumers.stages.evaluate import Evaluate
+from consumers.stages.init import Init
 from consumers.stages.worker_context import WorkerContext
 from tests.consumers.runtimes.images import making
 from tests.waiting import eventually
 from topics.environment.settings import Settings
-from topics.events import Evaluated
+from topics.events import Evaluated, InitFinished
 from topics.stages import Ticket
 from topics.types.errors import Kind
 from topics.types.session import Stage, Status
@@ -86,15 +91,16 @@ class Host:
         **verifier: Any,
     ) -> Claim:
         """As `ran`. `test`: has the function `check`, whose arguments are a command that succeeds for the reward 1."""
-        write = {
-            "type": "exec",
-            "command": 'mkdir /tests && printf %s "$TEST" >/tests/test.sh',
-            "env": {"TEST": f"#!/bin/bash\n{SCORES}{test}"},
-        }
         own = {"verifier": {"image": "verifier:1"} | verifier} if verifier else {"verifier_sees": "everything"}
-        runtime = {"image": "run:1", "eval_prepare": [write], "collect": list(collect)} | own
+        runtime = {"image": "run:1", "eval_prepare": [_tests(test)], "collect": list(collect)} | own
         network = {"verifier_network": verifier_network}
         return await self.ran(command, {"strategy": "harbor"}, **runtime, **network)
+
+    async def ran_and_shared(self, command: str, test: str, seen: str) -> Claim:
+        """As `ran`, with tests in the run's own sandbox, and a second evaluator after them."""
+        second = {"strategy": "test_on_output", "config": {"test_command": "true", "protected": False}}
+        evaluator = {"strategy": "composite", "config": {"parts": [{"strategy": "harbor"}, second]}}
+        return await self.ran(command, evaluator, image="run:1", eval_prepare=[_tests(test)], verifier_sees=seen)
 
     async def evaluated(self, claim: Claim) -> Evaluated:
         """The fact of an evaluation, after which its sandbox is gone."""
@@ -106,6 +112,15 @@ class Host:
 
     async def made_by(self, claim: Claim) -> list[str]:
         return [found.handle["id"] for found in await self.cells.labelled() if found.labels.claim_id == claim.id]
+
+
+def _tests(text: str) -> dict[str, Any]:
+    """The action that writes a Harbor task's tests."""
+    return {
+        "type": "exec",
+        "command": 'mkdir /tests && printf %s "$TEST" >/tests/test.sh',
+        "env": {"TEST": f"#!/bin/bash\n{SCORES}{text}"},
+    }
 
 
 Judged = Callable[..., Awaitable[Evaluated]]
@@ -218,6 +233,27 @@ async def test_programs_that_the_run_replaced_do_not_count(judged: Judged) -> No
     assert fact.reward == 1.0, fact
 
 
+async def test_programs_of_the_run_that_read_an_artifact_reach_nothing_of_the_verifiers(host: Host) -> None:
+    """The verifier's own sandbox reaches the hosts that the task allows, and the run reached none."""
+    fake = f"""rm /usr/bin/head; cat >/usr/bin/head <<'END'
+#!/bin/bash
+(exec 3<>/dev/tcp/127.0.0.1/{ALLOWLIST_PORT}) 2>&- && echo reached || echo nothing
+END
+chmod +x /usr/bin/head; echo x >/app/answer"""
+    test = f'(exec 3<>/dev/tcp/127.0.0.1/{ALLOWLIST_PORT}) && check [ "$(cat /app/answer)" = nothing ]'
+    claim = await host.ran(
+        fake,
+        {"strategy": "harbor"},
+        image="run:1",
+        eval_prepare=[_tests(test)],
+        verifier={"image": "verifier:1", "artifacts": ["/app/answer"]},
+        verifier_network="allowlist",
+        allowed_hosts=["example.org"],
+    )
+    fact = await host.evaluated(claim)
+    assert (fact.reward, fact.error) == (1.0, None), fact
+
+
 async def test_links_and_pipes_lead_nowhere(judged: Judged) -> None:
     """A link in the place of an artifact is followed where the run left it; it is none afterwards."""
     left = """
@@ -321,6 +357,24 @@ async def test_collect_gives_no_reward(host: Host) -> None:
     assert (fact.reward, fact.error) == (0.0, None), fact
 
 
+@pytest.mark.parametrize(
+    ("left", "seen"),
+    [
+        pytest.param("rm -f /bin/sh /bin/bash /usr/bin/sh /usr/bin/bash", "workspace", id="by what the tests run"),
+        pytest.param("mv /home /h; ln -s /nowhere /home", "everything", id="by the run"),
+    ],
+)
+async def test_a_sandbox_that_the_agent_breaks_is_zero_and_never_null(host: Host, left: str, seen: str) -> None:
+    """The second evaluator can't work there any more, since no program starts."""
+    test = "bash /app/start; echo 1 >/logs/verifier/reward.txt"
+    claim = await host.ran_and_shared(
+        f"echo {shlex.quote(left)} >start; {'' if seen == 'workspace' else left}", test, seen
+    )
+    fact = await host.evaluated(claim)
+    assert (fact.reward, fact.error) == (0.0, None), fact
+    assert "can't be started" in str(fact.reason)
+
+
 async def test_actions_that_meet_artifacts_are_zero_and_others_are_infra(judged: Judged) -> None:
     blocked = await judged("mkdir /tests", "check true", "/tests")
     assert (blocked.reward, blocked.error) == (0.0, None)
@@ -333,6 +387,20 @@ async def test_actions_that_meet_artifacts_are_zero_and_others_are_infra(judged:
         "prepare_failed",
         True,
     )
+
+
+async def test_init_reports_what_the_verifier_s_own_sandbox_lacks(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host without cgroups."""
+    (mounts := tmp_path / "mountinfo").write_text("22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n")
+    bare = limits.probe(str(mounts))
+    monkeypatch.setattr(limits, "host", lambda: bare)
+    claim = await host.ran("true", {"strategy": "session_completed"}, verifier={"cpus": 2})
+    claim.ticket = replace(claim.ticket, stage=Stage.INIT)
+    fact = await Init(host.context, claim).do()
+    assert isinstance(fact, InitFinished)
+    assert fact.unenforced == ["memory_mb", "verifier.cpus", "verifier.memory_mb"]
 
 
 async def test_an_image_that_cannot_be_had_is_no_verdict(judged: Judged) -> None:
