@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-podman test-gpu test-harnesses test-vllm vllm locks chaos fuzz lint format types bench clean
+.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-podman test-apptainer test-gpu test-harnesses test-vllm vllm locks chaos fuzz lint format types bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,8 +42,8 @@ test-contract: install ## tests on a real broker, or with processes of their own
 test-system: install ## tests of the two whole systems
 	$(PYTEST) -m 'system and not hard'
 
-test-hard: install ## kills of everything, outages, all pages of the docs; test-vllm and test-docker have the others of this tier
-	$(PYTEST) -m 'hard and not (docker or gpu or harnesses or vllm)'
+test-hard: install ## kills of everything, outages, all pages of the docs; other targets have the rest of this tier
+	$(PYTEST) -m 'hard and not (apptainer or docker or gpu or harnesses or vllm)'
 
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
@@ -71,6 +71,10 @@ test-docker: install ## compose/ on images built here, scaled and hurt; its Kube
 # As root it takes a user of its own, `polar-podman`.
 test-podman: install ## sessions in containers of rootless Podman
 	$(BIN)/python -m tests.consumers.runtimes.container.rootless
+
+# As root it runs them twice, the second time as a user of its own, `polar-apptainer`.
+test-apptainer: install ## sessions in containers of Apptainer, where `apptainer` is on PATH
+	$(BIN)/python -m tests.consumers.runtimes.apptainer.real
 
 fuzz: install ## 50,000 wrong requests at a proxy, with its memory and connections watched
 	POLAR_FUZZ_REQUESTS=50000 $(BIN)/pytest -s tests/proxy/fuzz

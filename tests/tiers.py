@@ -5,10 +5,11 @@
 | `pure` | this process alone: no broker and no other process |
 | `contract` | the broker of its worker, or processes of its own |
 | `system` | one of the two whole systems that the run starts: one for each of `SHARED_FOLDERS` |
-| `hard` | minutes, kills of brokers, proxies and trainers, Docker, vLLM, or all pages of the docs |
+| `hard` | minutes, kills of brokers, proxies and trainers, Apptainer, Docker, vLLM, or all pages of the docs |
 
-A mark names the tier of a test; Docker, GPUs, vLLM and the large CLIs are `hard`. Without a mark, the folder decides (`FOLDERS`). Elsewhere
-a test that uses the broker is `contract`, and any other test is `pure`. A pure test fails if it starts a process (`guard`).
+A mark names the tier of a test; Apptainer, Docker, GPUs, vLLM and the large CLIs are `hard`. Without a mark, the folder decides
+(`FOLDERS`). Elsewhere a test that uses the broker is `contract`, and any other test is `pure`. A pure test fails if it starts a process
+(`guard`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 TIERS = ("system", "contract", "pure", "hard")
 """In the order in which a run begins them: systems wait most, so that other tests run beside them."""
-MEANS_HARD = ("docker", "gpu", "harnesses", "vllm")
-"""Marks of tests that `make test-hard`, `make test-docker`, `make test-gpu`, `make test-vllm` or `make test-harnesses` runs."""
+MEANS_HARD = ("apptainer", "docker", "gpu", "harnesses", "vllm")
+"""Marks of tests that a make target of their own runs, such as `make test-docker`."""
 FOLDERS = {
     "tests/acceptance/up/": "system",
     "tests/acceptance/roles/": "system",

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from consumers.runtimes.images.fetch import LAYOUT, TAG
+from consumers.runtimes.images.fetch import LAYOUT
 
 PROGRAM = "apptainer"
 HELPERS = ("setsid", "unshare")
@@ -81,8 +81,12 @@ def _mount(inside: str, path: Path) -> str:
 
 
 def build(sif: str) -> list[str]:
-    """The line that makes a SIF file of the layout that skopeo has made in the folder where the line runs."""
-    return [PROGRAM, "--silent", "build", sif, f"oci:{LAYOUT}:{TAG}"]
+    """The line that makes a SIF file of the layout that skopeo has made in the folder where the line runs.
+
+    The layout has no other image. With `oci:FOLDER:TAG` Apptainer 1.4.5 looks for a folder `FOLDER:TAG` (its
+    `internal/pkg/ociimage/sourcesink.go` takes `@DIGEST` alone).
+    """
+    return [PROGRAM, "--silent", "build", sif, f"oci:{LAYOUT}"]
 
 
 def environment(worker: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

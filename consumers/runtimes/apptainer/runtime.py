@@ -1,7 +1,5 @@
 """The runtime `apptainer`: a session in containers of its task's image, started by the command line of Apptainer.
 
-Never run on a real Apptainer by us: the lines come from its sources (`command.py`), and the tests run them on a stand-in.
-
 The containers are those of the runtime `docker` (`container/sandbox.py`): their first process, the keeper, forks a supervisor for each
 program, and the worker serves the ways out. A session has a container for `prepare`, then one for the run, and one for each evaluation that
 needs it. Each has an overlay of its own over the image. That of `prepare` lies under all later ones and doesn't change any more; the run's

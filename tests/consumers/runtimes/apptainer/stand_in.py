@@ -102,7 +102,7 @@ def main(bubblewrap: str, arguments: list[str]) -> None:
         case ["version"]:
             sys.stdout.write(f"{VERSION}\n")
         case ["--silent", "build", sif, source]:
-            transport, layout, _ = source.split(":")
+            transport, layout = source.split(":")
             assert transport == "oci"
             build(Path(sif), Path(layout))
         case ["--silent", "exec", *rest]:

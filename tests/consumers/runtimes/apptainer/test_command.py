@@ -50,7 +50,7 @@ def test_a_later_container_has_the_prepared_overlay_below_its_own_and_perhaps_th
 
 
 def test_an_image_is_packed_from_the_layout_in_the_folder() -> None:
-    assert command.build("image.sif") == ["apptainer", "--silent", "build", "image.sif", "oci:layout:image"]
+    assert command.build("image.sif") == ["apptainer", "--silent", "build", "image.sif", "oci:layout"]
 
 
 def test_apptainer_gets_no_variable_that_would_change_the_container_and_no_secret() -> None:
