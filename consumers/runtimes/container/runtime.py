@@ -270,7 +270,7 @@ def _remove_all(client: docker.DockerClient, labels: Mapping[str, str]) -> None:
     for container in _with(labels, partial(client.api.containers, all=True)):
         gone_is_fine(partial(client.api.remove_container, container["Id"], force=True, v=True))
     for image in _with(labels, client.api.images):
-        # Otherwise the engine would also remove the task's image, if that has no name.
+        # Otherwise the engine would also remove the task's image, if that has no name; Podman 4.3 does.
         gone_is_fine(partial(client.api.remove_image, image["Id"], force=True, noprune=True))
 
 
