@@ -23,7 +23,7 @@ from xdist.scheduler import LoadScopeScheduling
 TIERS = ("system", "contract", "pure", "hard")
 """In the order in which a run begins them: systems wait most, so that other tests run beside them."""
 MEANS_HARD = ("docker", "gpu", "harnesses", "vllm")
-"""Marks of tests that `make test-hard`, `make test-docker`, `make test-podman`, `make test-gpu`, `make test-vllm` or `make test-harnesses` runs."""
+"""Marks of tests that `make test-hard`, `make test-docker`, `make test-gpu`, `make test-vllm` or `make test-harnesses` runs."""
 FOLDERS = {
     "tests/acceptance/up/": "system",
     "tests/acceptance/roles/": "system",
