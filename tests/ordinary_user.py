@@ -1,6 +1,6 @@
 """Runs a command of root's as an ordinary user, in a PID and a mount namespace: when it ends, nothing that it started is left.
 
-The user sees this checkout, its Python and the paths that the caller names, even if they lie in a folder that is root's alone.
+The user sees this checkout and its Python, even if they lie in a folder that is root's alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ def command_as(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
-    shown: Iterable[Path] = (),
     steps: Iterable[list[str]] = (),
 ) -> list[str]:
     """A command of root's that runs `command` as the user, in the checkout.
@@ -55,23 +54,15 @@ def command_as(
     }
     lines = [
         ["install", "-d", "-o", who.pw_name, "-g", str(who.pw_gid), str(own.parent), str(own)],
-        *_shown([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *shown]),
-        ["cd", str(CHECKOUT)],  # again, where something else lies over it now
         *steps,
+        *_shown([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)]),
+        ["cd", str(CHECKOUT)],  # again, where something else lies over it now
         [
-            *(
-                "exec",
-                "setpriv",
-                "--reuid",
-                who.pw_name,
-                "--regid",
-                str(who.pw_gid),
-                "--init-groups",
-                "--inh-caps=-all",
-            ),
-            *("--pdeathsig", "keep"),  # `unshare` has set it, and a change of the user would clear it
+            *("setpriv", "--reuid", who.pw_name, "--regid", str(who.pw_gid), "--init-groups", "--inh-caps=-all"),
             *("env", "-i", *(f"{name}={value}" for name, value in variables.items()), *command),
         ],
+        # Not the shell's last command, so the shell stays: as the first process it reaps what Podman leaves, which Podman waits for.
+        ["exit"],
     ]
     script = "\n".join(map(shlex.join, lines))
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-ec", script]

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import docker
-from docker.errors import ImageNotFound
+from docker.errors import NotFound
 
 from topics.environment import cache
 
@@ -23,7 +23,7 @@ def ensure_image(client: docker.DockerClient) -> str:
     """The base image's name; it is made at first use, of a root file system that the user's cache keeps."""
     try:
         client.images.get(IMAGE)
-    except ImageNotFound:
+    except NotFound:
         import_image(client, root_file_system() / "rootfs.tar", IMAGE, [ENVIRONMENT, 'CMD ["bash"]'])
     return IMAGE
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from topics.environment import cache
 
 START_S = 120.0
 STOP_S = 60.0
+PODMAN = Path(__file__).parent / "podman"
+"""Podman's settings for these tests."""
 
 
 @contextmanager
@@ -61,21 +63,27 @@ def _docker(missing: Exception) -> Iterator[str]:
 @contextmanager
 def _podman(missing: Exception) -> Iterator[str]:
     """The address of Podman's service, rootless, on the user's own storage."""
+    environment = os.environ | {
+        "CONTAINERS_CONF": str(PODMAN / "containers.conf"),
+        "CONTAINERS_REGISTRIES_CONF": str(PODMAN / "registries.conf"),
+        # Debian 12's Podman would otherwise copy the whole image for each container.
+        "STORAGE_DRIVER": "overlay",
+    }
     if shutil.which("podman") is None:
         pytest.fail(
             f"no container engine answers ({missing}) and none can be started: install podman, or be root, or set DOCKER_HOST"
         )
     with tempfile.TemporaryDirectory(prefix="polar-podman-") as folder:
         host = f"unix://{folder}/podman.sock"
-        with _started(["podman", "system", "service", "--time", "0", host], host, Path(folder, "log")):
+        with _started(["podman", "system", "service", "--time", "0", host], host, Path(folder, "log"), environment):
             yield host
 
 
 @contextmanager
-def _started(command: list[str], host: str, log: Path) -> Iterator[None]:
+def _started(command: list[str], host: str, log: Path, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
     """A daemon, from its first answer at `host` on."""
     with log.open("wb") as output:
-        daemon = subprocess.Popen(command, stdout=output, stderr=output)
+        daemon = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     try:
         _wait_for(host, daemon, log)
         yield

@@ -28,7 +28,7 @@ from topics.waiting.backoff import Backoff
 
 try:
     import docker
-    from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+    from docker.errors import APIError, DockerException, NotFound
     from requests.exceptions import RequestException
 except ImportError as missing:
     raise NotReadyError(
@@ -159,7 +159,7 @@ def _knock() -> None:
 def _image(client: docker.DockerClient, name: str) -> Image | None:
     try:
         found = client.images.get(name)
-    except ImageNotFound:
+    except NotFound:
         return None
     except APIError as error:
         if error.status_code == 400:

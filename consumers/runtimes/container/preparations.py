@@ -12,7 +12,7 @@ from pathlib import Path
 
 import docker
 import structlog
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError, NotFound
 
 from consumers.runtimes.base import SandboxError
 from consumers.runtimes.container.engine import Engine
@@ -65,7 +65,7 @@ class Preparations:
 def _find(client: docker.DockerClient, name: str) -> str | None:
     try:
         return str(client.images.get(f"{REPOSITORY}:{name}").id)
-    except ImageNotFound:
+    except NotFound:
         return None
 
 
@@ -80,7 +80,7 @@ def _remove(client: docker.DockerClient, name: str) -> bool:
     """Whether the image is gone. It stays while a container uses it."""
     try:
         client.api.remove_image(f"{REPOSITORY}:{name}")
-    except ImageNotFound:
+    except NotFound:
         return True
     except APIError as error:
         if error.status_code != HTTPStatus.CONFLICT:

@@ -205,7 +205,7 @@ class ContainerBackend:
             return []
         self._was_listed = True
         try:
-            things = await self._engine.call(lambda client: _labels_of_all(client, self._filters()))
+            things = await self._engine.call(lambda client: _labels_of_all(client, self._own()))
         except NotReadyError:  # no engine, or not now: it is asked again, and the folders tell what is to be removed
             return list(found.values())
         for labels in things:
@@ -216,9 +216,9 @@ class ContainerBackend:
 
     async def remove(self, handle: Handle) -> None:
         folder = self.folders.found(handle)
-        filters = self._filters(folder.name)
+        labels = self._own(folder.name)
         try:
-            await self._engine.call(lambda client: _remove_all(client, filters))
+            await self._engine.call(lambda client: _remove_all(client, labels))
         except NotReadyError as error:
             raise SandboxError("not_removed", str(error)) from error
         await asyncio.to_thread(session_folder.delete, folder)
@@ -250,9 +250,9 @@ class ContainerBackend:
         made = session_folder.labels_of(names.session)
         return Labels(made.namespace, made.session_id, made.attempt, names.claim)
 
-    def _filters(self, runtime: str | None = None) -> dict[str, Any]:
-        labels = {ROOT_LABEL: str(self.folders.root)} | ({RUNTIME_LABEL: runtime} if runtime else {})
-        return {"label": [f"{name}={value}" for name, value in labels.items()]}
+    def _own(self, runtime: str | None = None) -> dict[str, str]:
+        """Labels of all that lies under the root, or of what one runtime has; the last one names the fewest things."""
+        return {ROOT_LABEL: str(self.folders.root)} | ({RUNTIME_LABEL: runtime} if runtime else {})
 
 
 def _commit(client: docker.DockerClient, container: str) -> str:
@@ -265,16 +265,22 @@ def _remove(client: docker.DockerClient, container: str) -> None:
     gone_is_fine(lambda: client.containers.get(container).remove(force=True, v=True))
 
 
-def _remove_all(client: docker.DockerClient, filters: Mapping[str, Any]) -> None:
+def _remove_all(client: docker.DockerClient, labels: Mapping[str, str]) -> None:
     """Remove the containers and the images with these labels."""
-    for container in client.api.containers(all=True, quiet=True, filters=filters):
+    for container in _with(labels, partial(client.api.containers, all=True)):
         gone_is_fine(partial(client.api.remove_container, container["Id"], force=True, v=True))
-    for image in client.api.images(filters=filters, quiet=True):
-        # Otherwise the engine would also remove the task's image, if that has no name.
-        gone_is_fine(partial(client.api.remove_image, image, force=True, noprune=True))
+    for image in _with(labels, client.api.images):
+        # Otherwise the engine would also remove the task's image, if that has no name; Podman 4.3 does.
+        gone_is_fine(partial(client.api.remove_image, image["Id"], force=True, noprune=True))
 
 
-def _labels_of_all(client: docker.DockerClient, filters: Mapping[str, Any]) -> list[Mapping[str, str]]:
-    """The labels of the containers and the images that have all of `filters`."""
-    found = [*client.api.containers(all=True, filters=filters), *client.api.images(filters=filters)]
+def _labels_of_all(client: docker.DockerClient, labels: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """All labels of the containers and the images that have `labels`."""
+    found = [*_with(labels, partial(client.api.containers, all=True)), *_with(labels, client.api.images)]
     return [one["Labels"] for one in found]
+
+
+def _with(labels: Mapping[str, str], things: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What the engine lists with all of `labels`. It is asked for the last of them: Podman 4.3 finds no image by two."""
+    name, value = list(labels.items())[-1]
+    return [one for one in things(filters={"label": f"{name}={value}"}) if labels.items() <= one["Labels"].items()]

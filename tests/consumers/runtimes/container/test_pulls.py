@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import docker
 import pytest
-from docker.errors import ImageNotFound
+from docker.errors import NotFound
 
 from consumers.runtimes.base import Labels, SandboxError
 from consumers.runtimes.container import engine as engines
@@ -30,13 +30,11 @@ NAME = "polar/agent"
 
 @pytest.fixture
 def registry(engine: docker.DockerClient) -> Iterator[Registry]:
-    if engine.info().get("Rootless"):
-        pytest.skip("Podman pulls without TLS only from the registries that its host's registries.conf names")
     with serving() as made:
         yield made
         try:
             engine.images.remove(f"127.0.0.1:{made.port}/{NAME}:latest", force=True)
-        except ImageNotFound:
+        except NotFound:
             pass
 
 
@@ -83,7 +81,7 @@ async def test_a_registry_that_says_too_many_requests_is_asked_again_after_a_pau
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(("status", "tries"), [(404, 1), (403, 1), (429, engines.PULLS), (503, engines.PULLS)])
 async def test_an_image_that_is_not_there_is_the_tasks_fault_and_one_that_cannot_be_fetched_is_not(
-    backend: ContainerBackend, registry: Registry, claim: str, status: int, tries: int
+    engine: docker.DockerClient, backend: ContainerBackend, registry: Registry, claim: str, status: int, tries: int
 ) -> None:
     registry.status["/manifests/"] = status
     with pytest.raises(InputError if tries == 1 else SandboxError, match="can't be pulled") as raised:
@@ -92,7 +90,9 @@ async def test_an_image_that_is_not_there_is_the_tasks_fault_and_one_that_cannot
         assert raised.value.field == "runtime.image"
     elif isinstance(raised.value, SandboxError):
         assert raised.value.code == "image_unavailable"
-    assert registry.requests.count("GET /v2/") == tries
+    # Podman itself begins a pull four times that is answered so.
+    each = 4 if status == 429 and engine.info().get("Rootless") else 1
+    assert registry.requests.count("GET /v2/") == tries * each
     assert await backend.labelled() == []
 
 
