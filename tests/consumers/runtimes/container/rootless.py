@@ -1,6 +1,6 @@
 """Runs the tests of containers as a user without privileges, on rootless Podman. More arguments are pytest's.
 
-A user that isn't root runs pytest as it is. Root runs it as the user `polar-podman`, which it makes once; see `tests/ordinary_user.py`. This
+A user that isn't root runs pytest as it is. Root runs it as the user `polar-podman`, which it makes once (`tests/ordinary_user.py`). This
 user begins with root's cache: the base image's files, the CLIs and Kafka.
 """
 
