@@ -42,18 +42,18 @@ def command_as(
 
     `environment`: variables beside those that every test needs. `steps`: commands that root runs before, in the mount namespace.
     """
-    own = cache_of(who)
+    cache = cache_of(who)
     variables = {
         "HOME": who.pw_dir,
         "USER": who.pw_name,
         "PATH": os.environ["PATH"],
-        "HYPOTHESIS_STORAGE_DIRECTORY": str(own / "hypothesis"),  # not in the checkout
-        "POLAR_CACHE": str(own),
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(cache / "hypothesis"),  # not in the checkout
+        "POLAR_CACHE": str(cache),
         "PYTHONDONTWRITEBYTECODE": "1",
         **environment,
     }
     lines = [
-        ["install", "-d", "-o", who.pw_name, "-g", str(who.pw_gid), str(own.parent), str(own)],
+        ["install", "-d", "-o", who.pw_name, "-g", str(who.pw_gid), str(cache.parent), str(cache)],
         *steps,
         *_shown([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)]),
         ["cd", str(CHECKOUT)],  # again, where something else lies over it now

@@ -11,7 +11,6 @@ the agent's, and leave no reward:
 from __future__ import annotations
 
 import asyncio
-import errno
 import re
 import secrets
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from pathlib import PurePosixPath
 
 from consumers.evaluators import settings
 from consumers.evaluators.base import Case, EvaluationError
-from consumers.runtimes.base import Exec, ExecResult, Runtime, SandboxError
+from consumers.runtimes.base import Exec, ExecResult, Runtime, SandboxError, raise_fault
 from topics.types.errors import InputError
 
 OUTPUT = "evaluation_output"
@@ -35,8 +34,6 @@ CONTROL_S = 10.0
 _CANNOT_RUN = (126, 127)
 _PROGRAM = re.compile(r"\s*([A-Za-z0-9_.+-]+)(?=\s|$)")
 """The command's first word, if it is the bare name of a program: no path, no quotes, no assignment."""
-_OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
-"""Errors of file operations that no file of the agent's causes."""
 _LOOK_UP = 'type -- "$1" >/dev/null 2>&1; echo "$? $PATH"'
 
 
@@ -117,12 +114,6 @@ async def new_file(runtime: Runtime, name: str | PurePosixPath) -> PurePosixPath
     with _obstructions():
         await runtime.write_file(path, b"")
     return path
-
-
-def raise_fault(error: Exception) -> None:
-    """Raise SandboxError if the machine caused the error, and no file could."""
-    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
-        raise SandboxError("worker_fault", f"a file of the evaluation can't be used: {error}") from error
 
 
 @contextmanager

@@ -30,8 +30,8 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from consumers.evaluators import settings
-from consumers.evaluators.command import ObstructedError, raise_fault
-from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime
+from consumers.evaluators.command import ObstructedError
+from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, Runtime, raise_fault
 from topics.types.errors import InputError
 
 FIELD = "evaluator.config.protected"
@@ -249,7 +249,7 @@ def _pytest_sections(text: str) -> list[list[str]]:
     """The lines of each section of an INI file that may be pytest's: its parser finds no other, and no later end of one."""
     sections: list[list[str]] = []
     is_within = False
-    for line in text.split("\n"):
+    for line in text.splitlines():  # as pytest's parser does: also at a form feed and the like
         if not is_within or _HEADER.match(line):
             is_within = "pytest" in line.partition("[")[2]
             if is_within:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
 
-from consumers.evaluators.command import raise_fault
-from consumers.runtimes.base import Runtime
+from consumers.runtimes.base import Runtime, raise_fault
 from topics.types.errors import InputError
 
 JSON, TEXT = "reward.json", "reward.txt"

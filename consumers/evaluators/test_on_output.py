@@ -30,11 +30,11 @@ from msgspec import Meta
 
 from consumers.evaluators import junit, parsers, settings
 from consumers.evaluators.base import Case, Verdict
-from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError, new_file, raise_fault
+from consumers.evaluators.command import OUTPUT, Command, Ended, ObstructedError, new_file
 from consumers.evaluators.junit import ReportError, Result
 from consumers.evaluators.protection import Protection
 from consumers.plug_in_settings import Expected
-from consumers.runtimes.base import LOG_LIMIT, Runtime
+from consumers.runtimes.base import LOG_LIMIT, Runtime, raise_fault
 from topics.types.errors import InputError
 
 Status = Literal["PASSED", "FAILED", "ERROR", "SKIPPED"]

@@ -13,9 +13,9 @@ import shlex
 from pathlib import PurePosixPath
 
 from consumers.evaluators.base import EvaluationError
-from consumers.evaluators.command import OUTPUT, ObstructedError, raise_fault
+from consumers.evaluators.command import OUTPUT, ObstructedError
 from consumers.evaluators.protection import STORE
-from consumers.runtimes.base import Exec, Runtime
+from consumers.runtimes.base import Exec, Runtime, raise_fault
 from topics.types.errors import InputError
 
 PATCH_S = 60.0

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from consumers.runtimes.base import HOST_DISK_FULL, Exec, Runtime, SandboxError
+from consumers.runtimes.base import HOST_DISK_FULL, Exec, Runtime, SandboxError, is_broken_inside
 from consumers.runtimes.images import layer_tar
 from consumers.runtimes.images.layer_tar import LayerError
 from consumers.runtimes.upload import Upload
@@ -97,7 +97,7 @@ async def carry(source: Runtime, target: Runtime, artifact: ArtifactSpec) -> str
     try:
         packed = await source.exec(packing)
     except (SandboxError, InputError) as error:
-        if isinstance(error, SandboxError) and (error.code != "not_started" or not await source.can_start()):
+        if isinstance(error, SandboxError) and not await is_broken_inside(source, error):
             raise
         return f"the artifact {path} can't be read, since no program starts after the run: {error}"
     try:

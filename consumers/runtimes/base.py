@@ -14,6 +14,7 @@ help. `SandboxError`: the sandbox failed, and another attempt may succeed. How a
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import stat
@@ -223,8 +224,8 @@ class Runtime(Protocol):
         """
 
     async def can_start(self) -> bool:
-        """Whether a program starts in this sandbox where neither the run wrote something, nor what the evaluation ran of it: then another
-        one can't be started because of the run."""
+        """Whether a program starts in a copy of this sandbox without the changes of the run and of the evaluation. If it does, those
+        changes are why none starts here."""
 
     async def kill_all(self) -> None:
         """Kill every process inside, whichever claim or worker started it. SandboxError `unkillable`."""
@@ -244,6 +245,21 @@ async def starts(runtime: Runtime) -> bool:
     except SandboxError:
         return False
     return True
+
+
+_OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
+"""Errors of file operations that no file of the agent's causes."""
+
+
+async def is_broken_inside(runtime: Runtime, error: Exception) -> bool:
+    """Whether `error` says that a program wasn't started, and what the run left, or the evaluation ran of it, is why."""
+    return isinstance(error, SandboxError) and error.code == "not_started" and await runtime.can_start()
+
+
+def raise_fault(error: Exception) -> None:
+    """Raise SandboxError if the machine caused the error, and no file could."""
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        raise SandboxError("worker_fault", f"a file of the session can't be used: {error}") from error
 
 
 class RuntimeBackend(Protocol):

@@ -26,6 +26,7 @@ from consumers.runtimes.base import (
     Runtime,
     RuntimeBackend,
     SandboxError,
+    is_broken_inside,
 )
 from consumers.runtimes.prepare import TargetError, prepare
 from consumers.stages import artifacts, verifier_sandbox
@@ -212,13 +213,13 @@ async def _is_agents(error: SandboxError | InputError, runtime: Runtime) -> bool
         return False
     if isinstance(error, InputError):
         return not error.field.endswith((".source", ".content"))
-    return error.code == "prepare_failed" or (error.code == "not_started" and await runtime.can_start())
+    return error.code == "prepare_failed" or await is_broken_inside(runtime, error)
 
 
 async def _is_broken(runtime: Runtime) -> bool:
     """Whether no program starts in a sandbox because of what the run left, or of what the evaluator ran of it."""
     try:
         await runtime.exec(Exec(":", cwd=str(runtime.home), log="control.log", timeout_s=CONTROL_S, is_ours=True))
-    except SandboxError:
-        return await runtime.can_start()
+    except SandboxError as error:
+        return await is_broken_inside(runtime, error)
     return False

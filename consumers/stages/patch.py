@@ -22,8 +22,15 @@ from pathlib import Path, PurePosixPath
 
 import structlog
 
-from consumers.evaluators.command import raise_fault
-from consumers.runtimes.base import LOG_LIMIT, STORAGE_EXCEEDED, Exec, Runtime, SandboxError
+from consumers.runtimes.base import (
+    LOG_LIMIT,
+    STORAGE_EXCEEDED,
+    Exec,
+    Runtime,
+    SandboxError,
+    is_broken_inside,
+    raise_fault,
+)
 from topics.environment.redaction import PREFIX
 from topics.types.errors import InputError
 
@@ -99,7 +106,7 @@ async def changes(runtime: Runtime, before: Snapshot) -> bytes | None:
             raise_fault(error)
             raise _GitError(str(error)) from error
         except SandboxError as error:
-            if error.code != STORAGE_EXCEEDED and (error.code != "not_started" or not await runtime.can_start()):
+            if error.code != STORAGE_EXCEEDED and not await is_broken_inside(runtime, error):
                 raise
             raise _GitError(str(error)) from error
     except _GitError as error:

@@ -249,6 +249,8 @@ class _Mapping:
         self._put("timeouts.evaluate", config.verifier.timeout_sec + config.environment.build_timeout_sec)
         for name, value in fields:
             self._found(name, value, Outcome.CARRIED, harbor_verifier.OWN_FIELDS[name])
+        if others := harbor_verifier.overlapped_artifacts(config):
+            self._found("artifacts", others, Outcome.NEUTRAL, harbor_verifier.OVERLAPPED)
         if self._task.has(TESTS):
             self._found(TESTS, None, Outcome.CARRIED, own.tests_in)
 

@@ -97,8 +97,8 @@ class Values:
     def _users_name(self) -> str | None:
         """The name of the user that the task wants in the sandbox of the agent."""
         config = self._task.config
-        asked = (config.agent.user, None if config.verifier.is_separate else config.verifier.user)
-        return next((user_name(user) for user in asked if user is not None), None)
+        users = (config.agent.user, None if config.verifier.is_separate else config.verifier.user)
+        return next((user_name(user) for user in users if user is not None), None)
 
     def user(self, user: str | int) -> str:
         """Raises ValueError if the task wants another one as well."""

@@ -7,7 +7,7 @@ and the tests are uploaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -28,6 +28,7 @@ OWN_FIELDS = {
     "artifacts": f"{VERIFIER}.artifacts",
 }
 """Fields of a `task.toml` that are about it, and what they become."""
+OVERLAPPED = "overlap an artifact before them, which counts, as in Harbor; /logs/artifacts is always the first"
 DOCKERFILE = "tests/Dockerfile"
 COMPOSE = "tests/docker-compose.yaml"
 PUBLISHED = "/logs/artifacts"
@@ -78,7 +79,7 @@ def own_sandbox(
     """`env`: the environment's variables, with values. `run`: the task's `runtime`; None: it has no image. `translation`: of the task's own
     Dockerfile. Raises ValueError for what can't be had."""
     environment = environment_of(task.config)
-    spec = _limits(environment) | {"env": dict(env), "artifacts": _artifacts(task.config.artifacts)}
+    spec = _limits(environment) | {"env": dict(env), "artifacts": _artifacts(task.config)}
     if environment.workdir is not None:
         spec["workdir"] = environment.workdir
     if (user := task.config.verifier.user) is not None:
@@ -106,27 +107,38 @@ def _limits(environment: Environment) -> dict[str, Any]:
     return {name: value for name in _LIMITS if (value := getattr(environment, name)) is not None}
 
 
-def _artifacts(entries: Iterable[str | Artifact]) -> list[str | dict[str, Any]]:
-    """Artifacts, as JSON. Raises ValueError.
-
-    As in Harbor, `destination` is a place among the collected files, and of artifacts whose places overlap the first counts.
-    """
-    found = [Artifact(source=entry) if isinstance(entry, str) else entry for entry in entries]
-    if not any(one.source.rstrip("/") == PUBLISHED for one in found):
-        found.insert(0, Artifact(source=PUBLISHED))
-    places: list[PurePosixPath] = []
+def _artifacts(config: Config) -> list[str | dict[str, Any]]:
+    """Artifacts, as JSON. Raises ValueError."""
     made: list[str | dict[str, Any]] = []
-    for one in found:
+    for one in _counted(config)[0]:
         if one.service not in (None, "main"):
             raise ValueError(
                 f"{one.source}: a sandbox has no service {one.service!r} beside it; leave the artifact out"
             )
-        place = PurePosixPath("/") / (one.destination or one.source)
-        if any(place.is_relative_to(other) or other.is_relative_to(place) for other in places):
-            continue
-        places.append(place)
         made.append({"path": one.source, "exclude": one.exclude} if one.exclude else one.source)
     return made
+
+
+def overlapped_artifacts(config: Config) -> list[str]:
+    """The artifacts that are left out: see OVERLAPPED."""
+    return [one.source for one in _counted(config)[1]]
+
+
+def _counted(config: Config) -> tuple[list[Artifact], list[Artifact]]:
+    """The artifacts that count, and the others. `destination` is a place among the collected files, as in Harbor."""
+    found = [Artifact(source=entry) if isinstance(entry, str) else entry for entry in config.artifacts]
+    if not any(one.source.rstrip("/") == PUBLISHED for one in found):
+        found.insert(0, Artifact(source=PUBLISHED))
+    places: list[PurePosixPath] = []
+    counted, others = [], []
+    for one in found:
+        place = PurePosixPath("/") / (one.destination or one.source)
+        if any(place.is_relative_to(other) or other.is_relative_to(place) for other in places):
+            others.append(one)
+        else:
+            counted.append(one)
+            places.append(place)
+    return counted, others
 
 
 def _made_by(found: Translation, spec: Mapping[str, Any]) -> dict[str, Any]:

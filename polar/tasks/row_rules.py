@@ -206,9 +206,10 @@ def recognised(fields: Mapping[str, Any]) -> RowFormat:
 def name_of(fields: Mapping[str, Any], number: int) -> str:
     """The row's name in its set: what its dataset names it by, or `row-NUMBER`."""
     match recognised(fields):
-        case RowFormat.PLAIN | RowFormat.NEMO_GYM as found_format:
-            candidates = NAMES if found_format is RowFormat.PLAIN else NEMO_NAMES
-            found = next((fields[name] for name in candidates if fields.get(name) not in (None, "")), None)
+        case RowFormat.PLAIN:
+            found = next((fields[name] for name in NAMES if fields.get(name)), None)
+        case RowFormat.NEMO_GYM:
+            found = next((fields[name] for name in NEMO_NAMES if fields.get(name) not in (None, "")), None)
         case RowFormat.R2E_GYM:
             found = f"{fields['repo_name']}__{fields.get('commit_hash')}"
         case _:

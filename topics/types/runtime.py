@@ -108,7 +108,7 @@ class SandboxSpec(Part):
     """Relative to the workspace. With an image it may be absolute, and then it is the workspace."""
     user: Annotated[str, StringConstraints(min_length=1, max_length=USER_LIMIT, pattern="^[^:\\x00]*$")] | None = None
     """Name or number of the user that the sandbox's one user must be: in a cell the image's, without an image `agent`. Others are refused.
-    None: whichever it is."""
+    None: any user."""
     cpus: float | None = Field(default=None, gt=0)
     """Processors' worth of time that the sandbox's programs use together. None: no limit of the task's."""
     memory_mb: int | None = Field(default=None, ge=16)
@@ -165,7 +165,7 @@ ExcludePattern = Annotated[str, AfterValidator(_is_pattern)]
 
 
 class ArtifactSpec(Part):
-    """A file, or a folder without some of what is in it. A text is its `path`."""
+    """A file or folder to copy. A plain string is its `path`."""
 
     path: ArtifactPath
     """Relative to the workspace, or absolute."""
@@ -199,7 +199,7 @@ class HealthcheckSpec(Part):
     start_period_s: float = Field(default=0, ge=0)
     """Failures of tries that begin within this many seconds don't count."""
     start_interval_s: float = Field(default=5, ge=0)
-    """Seconds between two tries in that time."""
+    """Seconds between two tries within the start period."""
 
 
 class CollectSpec(Part):

@@ -36,7 +36,7 @@ _RUBY_UNIT_PREFIX = "test: "
 _MAVEN_TEST = "-Dtest="
 _MAVEN_RESULT = "BUILD "
 _LEVELS = 100
-"""Of nested suites; deeper ones keep the name of the last."""
+"""Maximum depth of nested suites. Deeper suites get the name of the last one within the limit."""
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -122,7 +122,7 @@ def make(name: str, parents: Mapping[str, Parent], limits: Mapping[str, float | 
     """Make the group `name`, or set the limits of the existing one: another worker of this host may have made it.
 
     `limits`, by controller: `cpu` in CPUs, `memory` in bytes, `pids` as a number of processes and threads; None or missing for no limit.
-    Raises SandboxError `not_started`.
+    Raises SandboxError `supervisor_lost`: not `not_started`, which what a run left can cause.
     """
     folders = {f"{parent.folder}/{_PREFIX}{name}": parent for parent in parents.values()}
     try:
@@ -133,7 +133,7 @@ def make(name: str, parents: Mapping[str, Parent], limits: Mapping[str, float | 
             if (value := limits.get(controller)) is not None:
                 _limit(f"{parent.folder}/{_PREFIX}{name}", parent.version, controller, value)
     except OSError as error:
-        raise SandboxError("not_started", f"the limits of {name} can't be set: {error}") from error
+        raise SandboxError("supervisor_lost", f"the limits of {name} can't be set: {error}") from error
     return Group(name, folders)
 
 

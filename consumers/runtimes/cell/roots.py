@@ -79,9 +79,9 @@ def check_host_user(spec: RuntimeSpec) -> None:
     _check_user(spec, known.get(spec.user or ""), USER_ID, USER)
 
 
-def _check_user(spec: RuntimeSpec, asked: int | None, user_id: int, name: str) -> None:
-    """`asked`: the number of `spec.user`, None without such a user. `user_id`, `name`: of the cell's."""
-    if spec.user is not None and asked != user_id:
+def _check_user(spec: RuntimeSpec, wanted_id: int | None, user_id: int, name: str) -> None:
+    """`wanted_id`: the number of `spec.user`, None without such a user. `user_id`, `name`: of the cell's."""
+    if spec.user is not None and wanted_id != user_id:
         raise InputError(
             "runtime.user",
             spec.user,

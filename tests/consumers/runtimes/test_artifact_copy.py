@@ -6,6 +6,7 @@ import io
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -155,4 +156,6 @@ def test_patterns_leave_out_what_tar_leaves_out(tmp_path: Path, exclude: tuple[s
 
 def test_a_pattern_takes_linear_time_on_any_name() -> None:
     excluded = artifact_copy.excluding(["*a*a*a*b", "a?a?a?c"])
+    began = time.process_time()
     assert excluded.match("./" + "a/" * 100_000) is None
+    assert time.process_time() - began < 6.0

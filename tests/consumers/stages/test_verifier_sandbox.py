@@ -309,6 +309,22 @@ async def test_collect_works_in_the_run_s_sandbox_before_the_artifacts_are_taken
     assert "[2]" not in fact.reason
 
 
+async def test_collect_that_fills_the_storage_is_zero(host: Host) -> None:
+    """What it writes counts as the run's."""
+    claim = await host.ran(
+        "true",
+        {"strategy": "harbor"},
+        image="run:1",
+        storage_mb=16,
+        eval_prepare=[_tests("check true")],
+        verifier={"image": "verifier:1"},
+        collect=[{"command": "head -c 64M /dev/zero >big; sleep 60"}],
+    )
+    fact = await host.evaluated(claim)
+    assert (fact.reward, fact.error) == (0.0, None), fact
+    assert "while collect ran" in str(fact.reason)
+
+
 @pytest.mark.parametrize(
     ("left", "reason"),
     [

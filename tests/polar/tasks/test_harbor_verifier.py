@@ -63,6 +63,14 @@ def test_of_artifacts_in_one_place_the_first_counts(tmp_path: Path, artifacts: l
     assert [one.path for one in made.runtime.verifier.artifacts] == ["/logs/artifacts", *paths]
 
 
+def test_an_artifact_that_does_not_count_is_named(tmp_path: Path) -> None:
+    found = mapped_task(
+        tmp_path, {"environment": IMAGE, "verifier": SEPARATE, "artifacts": ["/logs", "/out"]}, AGENT
+    ).findings
+    named = [(one.outcome, one.value) for one in found if one.name == "artifacts"]
+    assert named == [(Outcome.CARRIED, ["/logs", "/out"]), (Outcome.NEUTRAL, ["/logs"])]
+
+
 def test_an_environment_with_an_image_takes_nothing_of_the_task_s_and_has_the_tests(tmp_path: Path) -> None:
     own = {"docker_image": "judge:1", "memory_mb": 64, "env": {"B": "${B:-2}"}}
     made = request(tmp_path, {"environment": IMAGE, "verifier": {"environment": own}}, B="3")

@@ -254,7 +254,7 @@ def test_a_removed_group_has_nothing_to_kill_and_nothing_to_remove(host: Host, n
 def test_a_group_that_cannot_be_made_is_an_error_of_the_sandbox(host: Host) -> None:
     with pytest.raises(SandboxError, match="No such file or directory") as error:
         host.group("no/folder", Limits())
-    assert error.value.code == "not_started"
+    assert error.value.code == "supervisor_lost"
 
 
 V1_HOST = """\
