@@ -26,6 +26,7 @@ from polar.tasks.harbor_rules import (
     HOSTS,
     IMAGE,
     MARK,
+    PREPARE,
     SETUP_NETWORK,
     TARGETS,
     TESTS,
@@ -160,6 +161,9 @@ class _Mapping:
             self._time_to_collect()
         if (check := self._task.config.environment.healthcheck) and at(self._body, HEALTHCHECK) is not None:
             self._put("timeouts.init", self._task.config.environment.build_timeout_sec + check.longest_sec)
+        if self._values.has_image:
+            # Last, so a verifier's own sandbox shares the layers before it.
+            self._put(PREPARE, [*(at(self._body, PREPARE) or ()), harbor_verifier.MAKE_PUBLISHED])
         return Mapped(merged(self._body, self._template), tuple(self._findings))
 
     def _field(self, name: str, value: Any) -> None:

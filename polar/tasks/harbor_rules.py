@@ -15,6 +15,7 @@ HOSTS = "runtime.allowed_hosts"
 VERIFIER = "runtime.verifier"
 USER = "runtime.user"
 COLLECT = "runtime.collect"
+PREPARE = "runtime.prepare"
 HEALTHCHECK = "runtime.healthcheck"
 DOCKERFILE = "environment/Dockerfile"
 SETUP_NETWORK = "runtime.setup_network"
@@ -95,7 +96,7 @@ FIELDS: Mapping[str, Rule] = {
 }  # fmt: skip
 FILES: Mapping[str, Rule] = {
     "environment/docker-compose.yaml": _unbuilt("a sandbox has no other services beside it"),
-    DOCKERFILE: _carried("runtime.prepare", "runtime.image", "runtime.prepare"),
+    DOCKERFILE: _carried(PREPARE, "runtime.image", PREPARE),
     TESTS: _carried("runtime.eval_prepare", FOR_VERIFIER),
     "solution": _neutral("for the reference solution alone, which no rollout sees"),
     "trajectory.json": _unbuilt("no session begins with an earlier conversation"),

@@ -32,7 +32,9 @@ OVERLAPPED = "overlap an artifact before them, which counts, as in Harbor; /logs
 DOCKERFILE = "tests/Dockerfile"
 COMPOSE = "tests/docker-compose.yaml"
 PUBLISHED = "/logs/artifacts"
-"""A folder that Harbor always takes along."""
+"""A folder that Harbor always takes along, and that its containers have."""
+MAKE_PUBLISHED = {"type": "exec", "command": f"mkdir -p {PUBLISHED} || true", "cwd": "/"}
+"""An action, as JSON. In containers of Docker, the image's user may be unable to make it."""
 _LIMITS = ("cpus", "memory_mb", "storage_mb", "gpus")
 
 

@@ -144,7 +144,11 @@ def error_of(name: str, source: Source, ended: children.Ended) -> InputError | S
     if ended.code > 0 and is_lasting:
         return InputError(FIELD, name, f"can't be had from {source.location}: {text}")
     how = f"exit code {ended.code}" if ended.code > 0 else f"signal {-ended.code}"
-    return SandboxError(IMAGE_UNAVAILABLE, f"the image {name} was not fetched from {source.location} ({how}): {text}")
+    return SandboxError(
+        IMAGE_UNAVAILABLE,
+        f"the image {name} was not fetched from {source.location} ({how}): {text}. [images] in the workers' polar.toml can name another "
+        "place (docs/images.md)",
+    )
 
 
 def _last_line(output: str) -> str:

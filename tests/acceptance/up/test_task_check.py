@@ -34,7 +34,7 @@ VERDICTS = {
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "task_sets.md"
-SHOWN = re.compile(r"^\$ polar tasks check mine --run mine-checked .*?\n(.*?)^\$ ", re.DOTALL | re.MULTILINE)
+SHOWN = re.compile(r"^\$ polar tasks check five --run five-checked .*?\n(.*?)^\$ ", re.DOTALL | re.MULTILINE)
 """What docs/task_sets.md says that the check prints."""
 
 
@@ -56,7 +56,7 @@ def a_set(folder: Path, tasks: dict[str, tuple[str, str | None]]) -> str:
 
 def test_each_task_gets_its_verdict_and_an_import_takes_the_usable_ones(up: Up, tmp_path: Path) -> None:
     tasks, usable = a_set(tmp_path / "set", TASKS), str(tmp_path / "usable")
-    arguments = ("tasks", "check", tasks, "--max-in-flight", "4", "--run", "mine-checked", "--write", usable)
+    arguments = ("tasks", "check", tasks, "--max-in-flight", "4", "--run", "five-checked", "--write", usable)
     done = up.polar(*arguments, "--format", "json")
     found: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(done.stdout)}
     assert {name: row["verdict"] for name, row in found.items()} == VERDICTS, done.stdout + done.stderr
@@ -73,10 +73,10 @@ def test_each_task_gets_its_verdict_and_an_import_takes_the_usable_ones(up: Up, 
     difference = differs(printed.splitlines(), again.stdout)
     assert difference is None, difference
     shown = up.polar(
-        "trajectories", "--topic", "eval", "--run", "mine-checked", "--format", "jsonl"
+        "trajectories", "--topic", "eval", "--run", "five-checked", "--format", "jsonl"
     ).stdout.splitlines()
     assert len(shown) == 2 * 4, "the second check ran nothing anew"
-    asked = "SELECT count(*) FROM sessions WHERE run = 'mine-checked' AND status IS NOT NULL"
+    asked = "SELECT count(*) FROM sessions WHERE run = 'five-checked' AND status IS NOT NULL"
     until(lambda: up.polar("sql", asked, "--format", "csv").stdout.split()[1:] == ["8"], COMMAND_S)
 
     out = str(tmp_path / "tasks.jsonl")

@@ -10,10 +10,12 @@ import pytest
 from polar.tasks.harbor_folder import read_task
 from polar.tasks.harbor_mapping import Mapped, mapped
 from polar.tasks.harbor_rules import DOCKERFILE, Outcome
+from polar.tasks.harbor_verifier import MAKE_PUBLISHED
 from polar.tasks.task_sets import Member
 from tests.polar.tasks.writing import AGENT, IN_PLACE, read
 from topics.types.runtime import Network, Seen
 from topics.types.task import TaskRequest
+from topics.types.uploads import PrepareAction
 
 UV = """
 FROM python:3.12-slim
@@ -114,7 +116,8 @@ def test_dockerfiles_as_public_sets_have_them(
 
 
 def test_its_lines_are_actions_in_their_order(tmp_path: Path) -> None:
-    actions = request(task(tmp_path, UV)).runtime.prepare
+    *actions, published = request(task(tmp_path, UV)).runtime.prepare
+    assert published == PrepareAction.model_validate(MAKE_PUBLISHED)
     assert [(one.type, one.target) for one in actions] == [
         ("exec", None), ("exec", None), ("exec", None), ("upload_dir", "/app"), ("upload_file", "/data/data.csv"), ("exec", None),
     ]  # fmt: skip

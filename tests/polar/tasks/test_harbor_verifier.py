@@ -9,10 +9,12 @@ import pytest
 
 from polar.tasks.harbor_mapping import mapped
 from polar.tasks.harbor_rules import Outcome
+from polar.tasks.harbor_verifier import MAKE_PUBLISHED
 from polar.tasks.task_sets import Member
 from tests.polar.tasks.writing import AGENT, mapped_task, read, write
 from topics.types.runtime import ArtifactSpec, CollectSpec, Network, Seen
 from topics.types.task import TaskRequest
+from topics.types.uploads import PrepareAction
 
 IMAGE: dict[str, Any] = {"docker_image": "run:1", "cpus": 2, "env": {"A": "1"}, "workdir": "/app"}
 SEPARATE: dict[str, Any] = {"environment_mode": "separate"}
@@ -101,7 +103,8 @@ def test_an_environment_without_an_image_has_that_of_the_task_s_dockerfile(tmp_p
     verifier = found.runtime.verifier
     assert verifier is not None
     assert (verifier.image, verifier.env, verifier.workdir) == ("run:2", {"D": "4", "E": "5"}, "/app")
-    assert verifier.prepare == found.runtime.prepare != []
+    assert [*verifier.prepare, PrepareAction.model_validate(MAKE_PUBLISHED)] == found.runtime.prepare
+    assert verifier.prepare != []
 
 
 def test_the_limit_of_the_tests_and_the_time_to_make_its_sandbox_are_kept_apart(tmp_path: Path) -> None:
