@@ -83,8 +83,8 @@ def check(
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Runs the reference solution, under bash in the workspace. Default: its solve.sh, as Harbor does; or git apply with a "
-            "row's patch, which is in SOLUTION_PATCH.",
+            help="Solves each task, under bash in the workspace. Default: solution/solve.sh, as Harbor does; or git apply with a row's "
+            "patch, which is in SOLUTION_PATCH. Tasks without either need it.",
         ),
     ] = None,
     max_in_flight: Annotated[
