@@ -116,9 +116,7 @@ def check(
     base, variables = template_of(template, None), variables_of(env)
     selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
     if not selection.tasks and not selection.problems:
-        raise InputError(
-            "SET", str(path), "no task of it is selected; `polar tasks list` shows what the options select"
-        )
+        raise typer.Exit(Exit.BAD_INPUT)
     found = settings.load(data)
     done: list[CheckedTask] = []
     with _file(write) as file, tempfile.TemporaryDirectory(prefix="polar-check-") as folder:

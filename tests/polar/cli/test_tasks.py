@@ -237,6 +237,25 @@ def test_only_the_listed_tasks_are_imported(tasks: str, template: str, tmp_path:
     assert (code, "--only: can't be read" in err) == (2, True)
 
 
+def test_the_option_that_leaves_no_task_is_named(tasks: str, tmp_path: Path) -> None:
+    ids, out = tmp_path / "usable", ("--harness", "pi", "--out", str(tmp_path / "t.jsonl"))
+    ids.write_text("")
+    (Path(tasks) / "splits.json").write_text('{"val": []}')
+    by_only = f"polar: none of the 3 tasks of the set is selected: --only {ids} lists no id\n"
+    assert polar("tasks", "list", tasks, "--only", str(ids), "--format", "json") == (0, "[]\n", by_only)
+    code, _, err = polar("tasks", "import", tasks, *out, "--only", str(ids))
+    assert (code, err) == (2, f"{by_only}polar: nothing was written\n")
+    ids.write_text("a c")
+    wheres = ("--where", "metadata.level=none", "--where", "agent.timeout_sec=60")
+    code, _, err = polar("tasks", "list", tasks, *wheres, "--only", str(ids))
+    by_where = (
+        f"polar: none of the 2 tasks that --only {ids} lists matches --where metadata.level=none and --where agent"
+    )
+    assert (code, err.startswith(by_where)) == (0, True)
+    code, _, err = polar("tasks", "list", tasks, "--split", "val")
+    assert (code, err) == (0, "polar: no task is selected: --split val names none\n")
+
+
 def test_a_check_reports_what_needs_no_system(tasks: str, tmp_path: Path) -> None:
     """Tasks without a solution, those that are refused, and those that can't be read."""
     file = tmp_path / "usable"
@@ -265,7 +284,7 @@ def test_a_check_reports_what_needs_no_system(tasks: str, tmp_path: Path) -> Non
     [
         (["--write", "nowhere/file"], "--write: can't be written"),
         (["--run", "a b"], "--run: must match"),
-        (["--where", "metadata.level=none"], "no task of it is selected"),
+        (["--where", "metadata.level=none"], "none of the 3 tasks of the set matches --where metadata.level=none"),
     ],
 )
 def test_bad_options_of_a_check_are_named(tasks: str, arguments: list[str], message: str) -> None:
