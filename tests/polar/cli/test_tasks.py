@@ -52,6 +52,41 @@ def test_list_prints_the_tasks_and_what_refuses_them(tasks: str) -> None:
     assert (code, "environment/Dockerfile" in out) == (0, True)
 
 
+def test_list_has_a_template_for_rows(tmp_path: Path) -> None:
+    rows, template = tmp_path / "sums.jsonl", tmp_path / "template.yaml"
+    rows.write_text('{"a": 1, "number": 7}\n')
+    template.write_text('task_id: "sum-{{number}}"\ninstruction: "Add {{a}} and 1."\n')
+
+    def listed(*more: str) -> Any:
+        ((row,),) = [json.loads(polar("tasks", "list", str(rows), *more, "--format", "json")[1])]
+        return row["name"], row["task_id"], row["refused"]
+
+    assert listed() == ("row-1", "row-1", ["instruction"])
+    assert listed("--template", str(template)) == ("row-1", "sum-7", [])
+
+
+def test_what_a_task_request_refuses_is_listed_and_reported(tasks: str, tmp_path: Path) -> None:
+    """Under the task's own name, also where a template names no agent and the task gives its agent something."""
+    config = {
+        "environment": {"mcp_servers": [{"name": "scales", "transport": "stdio", "command": "scales"}]},
+        "verifier": {"environment_mode": "separate"},
+        "artifacts": ["/x", {"source": "/tmp/out"}],
+    }
+    write(Path(tasks) / "b", config, environment__Dockerfile="FROM debian:12\n")
+    write(Path(tasks) / "c", environment__Dockerfile="FROM debian:12\n")
+    listed = json.loads(polar("tasks", "list", tasks, "--format", "json")[1])
+    assert [row["refused"] for row in listed] == [["environment/Dockerfile"], ["artifacts.1.source"], []]
+    out = ("--harness", "claude_code", "--out", str(tmp_path / "t.jsonl"), "--skip-refused", "--format", "json")
+    code, text, err = polar("tasks", "import", tasks, *out)
+    report = json.loads(text)
+    counts = {(one["name"], one["outcome"]): one["tasks"] for one in report["fields"]}
+    assert (code, report["imported"]) == (2, 1)
+    assert counts["artifacts.1.source", "refused"] == counts["environment/Dockerfile", "refused"] == 1
+    assert counts["environment/Dockerfile", "carried"] == 1
+    assert ("environment.mcp_servers", "carried") not in counts
+    assert "b: artifacts.1.source: /tmp/out is refused: an evaluation gets a /tmp of its own" in err
+
+
 def test_list_draws_the_same_tasks_for_the_same_seed(tasks: str) -> None:
     drawn = [
         [row["name"] for row in json.loads(polar("tasks", "list", tasks, "--shuffle", *more, "--format", "json")[1])]

@@ -349,10 +349,11 @@ def test_a_template_uploads_files_of_each_task(tmp_path: Path) -> None:
 def test_what_a_task_request_refuses_is_a_refusal(tmp_path: Path) -> None:
     refusal = mapped_task(tmp_path, {"agent": {"timeout_sec": 1e6}}, IN_PLACE).request()
     assert not isinstance(refusal, TaskRequest)
-    assert (refusal.name, refusal.outcome) == ("timeouts.run", Outcome.REFUSED)
+    assert (refusal.name, refusal.outcome, refusal.value) == ("timeouts.run", Outcome.REFUSED, 1e6)
+    assert "TaskRequest" not in refusal.becomes
     refusal = mapped_task(tmp_path, {"metadata": {"x": "y" * 70_000}}, IN_PLACE).request()
     assert not isinstance(refusal, TaskRequest)
-    assert refusal.name == "metadata"
+    assert (refusal.name, refusal.value) == ("metadata", None)
 
 
 HOSTS = ["pypi.org", "2001:db8::1", "*.Example.org"]
