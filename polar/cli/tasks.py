@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from polar.cli import documents, task_check
-from polar.cli.exits import Exit
+from polar.cli.exits import Exit, ended
 from polar.cli.options import Format, Output
 from polar.cli.output import note, print_json, say, show
 from polar.cli.task_selection import (
@@ -162,6 +162,8 @@ def _named(found: Sequence[Found], name: str | None) -> Found:
     reason = (
         "two datasets have it; give --dataset" if named else f"name one of the set's {len(found)} tasks: {names}, …"
     )
+    if name is None:
+        raise ended(f"TASK: {reason}", Exit.BAD_INPUT)
     raise InputError("TASK", name, reason)
 
 
@@ -202,7 +204,9 @@ def import_tasks(
     write = _writer(out)
     base = template_of(template, harness)
     if "agent" not in base:
-        raise InputError("--harness", harness, "a task of a set names no agent; give --harness or --template")
+        raise ended(
+            "--harness: a task of a set names no agent; give --harness, or an agent in --template", Exit.BAD_INPUT
+        )
     variables = variables_of(env)
     selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
     options = row_options(image, repo, ignore, out)

@@ -198,9 +198,11 @@ class _Mapping:
         elif replacing := self._values.replacing(rule):
             self._found(name, value, Outcome.REPLACED, f"the template has {replacing}")
         elif name == "artifacts":
-            self._found(
-                name, value, Outcome.REFUSED, "no files of a sandbox are kept after its verifier; leave them out"
+            reason = (
+                "no files of a sandbox are kept after its verifier; leave them out, or give the verifier environment_mode "
+                "'separate', which gets them"
             )
+            self._found(name, value, Outcome.REFUSED, reason)
         elif rule.outcome is Outcome.CARRIED:
             self._carry(name, value, rule.becomes)
         else:

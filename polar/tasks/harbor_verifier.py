@@ -16,7 +16,7 @@ from polar.tasks import ignore_rules
 from polar.tasks.dockerfile import Translation
 from polar.tasks.harbor_dockerfile import translated, workdir_of
 from polar.tasks.harbor_folder import HarborTask
-from polar.tasks.harbor_rules import FIELDS, IMAGE, TESTS, VERIFIER, Outcome
+from polar.tasks.harbor_rules import FIELDS, FILES, IMAGE, TESTS, VERIFIER, Outcome
 from polar.tasks.harbor_schema import Artifact, Config, Environment
 from polar.tasks.harbor_values import user_name
 from topics.types.runtime import UNKEPT
@@ -87,7 +87,7 @@ def own_sandbox(
     if task.config.verifier.environment is not None and environment.docker_image is not None:
         return Own(spec | {"image": environment.docker_image}, f"{VERIFIER}.image")
     if task.has(COMPOSE):
-        raise ValueError(f"{COMPOSE}: a sandbox has no other services beside it")
+        raise ValueError(f"{COMPOSE}: {FILES['environment/docker-compose.yaml'].becomes}")
     if task.has(DOCKERFILE):
         found = translated(task, DOCKERFILE, environment.workdir)
         made = _made_by(found, spec) | {"image": found.image, "prepare": found.prepare}
@@ -103,7 +103,7 @@ def _limits(environment: Environment) -> dict[str, Any]:
     for name in Environment.model_fields:
         rule, value = FIELDS[f"environment.{name}"], getattr(environment, name)
         if rule.outcome is Outcome.REFUSED and value and value not in rule.neutral:
-            raise ValueError(f"{name}: {rule.becomes}; leave it out")
+            raise ValueError(f"{name}: {rule.becomes}")
     return {name: value for name in _LIMITS if (value := getattr(environment, name)) is not None}
 
 

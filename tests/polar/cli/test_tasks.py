@@ -126,7 +126,7 @@ def test_show_says_what_a_task_request_refuses(tasks: str, template: str) -> Non
 def test_show_asks_for_a_task(tasks: str) -> None:
     for name in ([], ["z"]):
         code, _, err = polar("tasks", "show", tasks, *name)
-        assert (code, "name one of the set's 3 tasks: a, b, c" in err) == (2, True)
+        assert (code, "name one of the set's 3 tasks: a, b, c" in err, "None" in err) == (2, True, False)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "yaml"])
@@ -221,7 +221,10 @@ def test_bad_actions_of_a_template_are_refused_by_name(tasks: str, tmp_path: Pat
     ("arguments", "message"),
     [
         (["--out", "t.txt", "--harness", "pi"], "--out: must end with one of .jsonl, .ndjson, .yaml, .yml"),
-        (["--out", "t.jsonl"], "--harness: a task of a set names no agent; give --harness or --template"),
+        (
+            ["--out", "t.jsonl"],
+            "--harness: a task of a set names no agent; give --harness, or an agent in --template\n",
+        ),
         (["--out", "t.jsonl", "--harness", "pi", "--where", "x"], "--where: must be FIELD=PATTERN"),
         (["--out", "t.jsonl", "--harness", "pi", "--dataset", "d"], "--dataset: "),
         (["--out", "t.jsonl", "--harness", "pi", "--split", "train"], "--split: "),
