@@ -83,8 +83,8 @@ def check(
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Runs the reference solution, under bash in the workspace. Default: its solve.sh, as Harbor does; or git apply with a "
-            "row's patch, which is in SOLUTION_PATCH.",
+            help="Solves each task, under bash in the workspace. Default: solution/solve.sh, as Harbor does; or git apply with a row's "
+            "patch, which is in SOLUTION_PATCH. Tasks without either need it.",
         ),
     ] = None,
     max_in_flight: Annotated[
@@ -116,9 +116,7 @@ def check(
     base, variables = template_of(template, None), variables_of(env)
     selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
     if not selection.tasks and not selection.problems:
-        raise InputError(
-            "SET", str(path), "no task of it is selected; `polar tasks list` shows what the options select"
-        )
+        raise typer.Exit(Exit.BAD_INPUT)
     found = settings.load(data)
     done: list[CheckedTask] = []
     with _file(write) as file, tempfile.TemporaryDirectory(prefix="polar-check-") as folder:

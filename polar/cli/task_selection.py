@@ -97,12 +97,21 @@ def selected(
     limit: int | None,
     seed: int | None,
 ) -> Selection:
-    """Raises InputError."""
+    """The tasks that the options choose. If there are none, a message says which option excluded them. Raises InputError."""
     conditions = [Condition.parse(text) for text in where or ()]
     found = task_sets.members(path, dataset, split)
-    if only is not None:
-        found = _listed(found, only)
-    return task_sets.select(found if seed is None else task_sets.shuffled(found, seed), conditions, limit)
+    listed = found if only is None else _listed(found, only)
+    selection = task_sets.select(listed if seed is None else task_sets.shuffled(listed, seed), conditions, limit)
+    readable = len(listed) - len(selection.problems)
+    if not found:
+        note("no task is selected: " + ("the set has none" if split is None else f"--split {split} names none"))
+    elif not listed:
+        note(f"none of the {len(found)} tasks of the set is selected: --only {only} lists no id")
+    elif not selection.tasks and readable:
+        listing = "of the set" if only is None else f"that --only {only} lists"
+        options = " and ".join(f"--where {text}" for text in where or ())
+        note(f"none of the {readable} tasks {listing} matches {options}")
+    return selection
 
 
 def _listed(found: Sequence[Found], only: Path) -> list[Found]:

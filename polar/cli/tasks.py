@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 import yaml
 
 from polar.cli import documents, task_check
-from polar.cli.exits import Exit
+from polar.cli.exits import Exit, ended
 from polar.cli.options import Format, Output
 from polar.cli.output import note, print_json, say, show
 from polar.cli.task_selection import (
@@ -56,6 +57,9 @@ app = typer.Typer(
 
 app.command("check")(task_check.check)
 
+ANY_AGENT = {"agent": {"harness": "shell", "custom_shell": {"command": "true"}}}
+"""For what TaskRequest says of a task's other fields."""
+
 
 @app.command("list")
 def list_tasks(
@@ -67,15 +71,17 @@ def list_tasks(
     limit: Limit = None,
     shuffle: Shuffle = False,
     seed: Seed = 0,
+    template: Template = None,
     image: Image = None,
     repo: Repo = None,
     ignore: Ignore = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """List the tasks of a set, with the fields for which an import without a template refuses them."""
+    """List the tasks of a set, with the fields for which an import with this template refuses them."""
+    base = template_of(template, None)
     selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
     options = row_options(image, repo, ignore, path)
-    rows = [_row(member, task, options) for member, task in selection.tasks]
+    rows = [_row(member, task, base, options) for member, task in selection.tasks]
     if output is Format.JSON:
         print_json(rows)
     else:
@@ -86,8 +92,8 @@ def list_tasks(
     _end_if_unread(selection)
 
 
-def _row(member: Found, task: Task, options: RowOptions) -> dict[str, Any]:
-    mapped = mapping.mapped(member, task, {}, options=options)
+def _row(member: Found, task: Task, template: Mapping[str, Any], options: RowOptions) -> dict[str, Any]:
+    mapped = mapping.mapped(member, task, template, options=options)
     agent_s: float | None = None
     if isinstance(task, Row):
         marked = mapped.body.get("metadata", {})
@@ -102,8 +108,13 @@ def _row(member: Found, task: Task, options: RowOptions) -> dict[str, Any]:
         "folder": str(member.folder) if isinstance(member, Member) else None,
         "agent_s": agent_s,
         "metadata": metadata,
-        "refused": [finding.name for finding in mapped.refusals],
+        "refused": [finding.name for finding in _refusals(mapped, template)],
     }
+
+
+def _refusals(mapped: Mapped, template: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Why a task is refused. Without an agent in the template a shell stands for it, which has no place for what a task gives its agent."""
+    return (mapped if "agent" in template else replace(mapped, body=mapped.body | ANY_AGENT)).all_refusals()
 
 
 @app.command("show")
@@ -124,10 +135,9 @@ def show_task(
     """Show a task, and what each of its fields and files becomes."""
     member = _named(task_sets.members(path, dataset), name)
     options = row_options(image, repo, ignore, path)
-    mapped = mapping.mapped(member, member.read(), template_of(template, harness), variables_of(env), options)
-    findings = list(mapped.findings)
-    if "agent" in mapped.body and not mapped.refusals and isinstance(refusal := mapped.request(), Finding):
-        findings.append(refusal)
+    base = template_of(template, harness)
+    mapped = mapping.mapped(member, member.read(), base, variables_of(env), options)
+    findings = [*mapped.findings, *(one for one in _refusals(mapped, base) if one not in mapped.findings)]
     if output is Format.JSON:
         print_json({"task": mapped.body, "fields": msgspec.to_builtins(findings)})
         return
@@ -152,6 +162,8 @@ def _named(found: Sequence[Found], name: str | None) -> Found:
     reason = (
         "two datasets have it; give --dataset" if named else f"name one of the set's {len(found)} tasks: {names}, …"
     )
+    if name is None:
+        raise ended(f"TASK: {reason}", Exit.BAD_INPUT)
     raise InputError("TASK", name, reason)
 
 
@@ -192,18 +204,22 @@ def import_tasks(
     write = _writer(out)
     base = template_of(template, harness)
     if "agent" not in base:
-        raise InputError("--harness", harness, "a task of a set names no agent; give --harness or --template")
+        raise ended(
+            "--harness: a task of a set names no agent; give --harness, or an agent in --template", Exit.BAD_INPUT
+        )
     variables = variables_of(env)
     selection = selected(path, dataset, split, only, where, limit, seed if shuffle else None)
     options = row_options(image, repo, ignore, out)
     results = [(member, mapping.mapped(member, task, base, variables, options)) for member, task in selection.tasks]
     tasks, refusals = _importable(results)
+    counts = Counter((one.name, one.outcome.value, one.becomes) for mapped, _ in tasks for one in mapped.findings)
+    counts.update((one.name, one.outcome.value, one.becomes) for _, one in refusals)
     is_whole = not refusals and not selection.problems
     written = tasks if is_whole or skip_refused else []
     if written:
         options.repositories.write(upload_sources(request for _, request in written))
-        write([body for body, _ in written])
-    _report([mapped for _, mapped in results], len(written), output)
+        write([mapped.body for mapped, _ in written])
+    _report(counts, len(results), len(written), output)
     note_all([*map(str, selection.problems), *_grouped(refusals)])
     if not written:
         note("nothing was written")
@@ -217,9 +233,9 @@ Refusal = tuple[str, Finding]
 
 def _importable(
     results: Sequence[tuple[Found, Mapped]],
-) -> tuple[list[tuple[dict[str, Any], TaskRequest]], list[Refusal]]:
-    """The bodies that are TaskRequests, with these, and why the others aren't."""
-    found: dict[str, tuple[dict[str, Any], TaskRequest]] = {}
+) -> tuple[list[tuple[Mapped, TaskRequest]], list[Refusal]]:
+    """The tasks that are TaskRequests, with these, and why the others aren't."""
+    found: dict[str, tuple[Mapped, TaskRequest]] = {}
     refusals: list[Refusal] = []
     for member, mapped in results:
         request = mapped.request()
@@ -229,7 +245,7 @@ def _importable(
             reason = "another task of the set has the same name, and so the same task_id; rename one"
             refusals.append((member.name, Finding("name", member.name, Outcome.REFUSED, reason)))
         else:
-            found[request.task_id] = mapped.body, request
+            found[request.task_id] = mapped, request
     return list(found.values()), refusals
 
 
@@ -247,21 +263,20 @@ def _grouped(refusals: Sequence[Refusal]) -> list[str]:
     return messages
 
 
-def _report(results: Sequence[Mapped], imported: int, output: Format) -> None:
-    """Print how many tasks have each field, and what it became in them."""
-    counts = Counter((one.name, one.outcome.value, one.becomes) for mapped in results for one in mapped.findings)
+def _report(counts: Mapping[tuple[str, str, str], int], tasks: int, imported: int, output: Format) -> None:
+    """Print in how many tasks each field has which outcome, and what it became. `counts`: by these three."""
     if output is Format.JSON:
         fields = [
             {"name": name, "outcome": outcome, "becomes": becomes, "tasks": count}
             for (name, outcome, becomes), count in counts.items()
         ]
-        print_json({"tasks": len(results), "imported": imported, "fields": fields})
+        print_json({"tasks": tasks, "imported": imported, "fields": fields})
         return
     show(
         ["field", "outcome", ">tasks", "becomes"],
         ((name, outcome, count, becomes) for (name, outcome, becomes), count in counts.items()),
     )
-    say(f"\n{imported} of {len(results)} tasks imported")
+    say(f"\n{imported} of {tasks} tasks imported")
 
 
 def _end_if_unread(selection: Selection) -> None:

@@ -50,7 +50,7 @@ class Verdict(StrEnum):
     NOTHING_PASSES = "nothing_passes"
     """The reward of doing nothing isn't 0."""
     NO_SOLUTION = "no_solution"
-    """The task has no solution/solve.sh, or its row no `patch`; nothing was run."""
+    """The task has no solution/solve.sh, or its row no `patch`, and there is no command in its place; nothing was run."""
     ERROR = "error"
     """There is no reward, or the task can't be run."""
 
@@ -92,7 +92,7 @@ class CheckedTask:
     member: Found
     verdict: Verdict
     reason: str | None = None
-    """Why the task isn't usable."""
+    """Why the task isn't usable; of a usable one, what went wrong all the same."""
     solution: Attempt | None = None
     nothing: Attempt | None = None
 
@@ -117,10 +117,11 @@ def requests(
 ) -> Requests | CheckedTask:
     """What to run for a task, or its verdict if nothing can be run.
 
-    `solve`: the command that runs the solution, for `bash -c` in the workspace; of a row, whose patch is in the variable PATCH.
+    `solve`: a command for `bash -c` in the workspace, which solves the task with its solution or without. The folder FOLDER is there if the
+    task has it, and a row's patch is in the variable PATCH.
     """
-    if lacks := _lacks(task):
-        return CheckedTask(member, Verdict.NO_SOLUTION, f"the task has no {lacks}")
+    if solve is None and (lack := _lack(task)):
+        return CheckedTask(member, Verdict.NO_SOLUTION, f"{lack}; give --solve COMMAND, which solves it")
     base = {name: value for name, value in template.items() if name not in SET_BY_CHECK}
     try:
         overrides = _overrides(run, "true")
@@ -137,28 +138,38 @@ def requests(
         return CheckedTask(member, Verdict.ERROR, str(error))
 
 
-def _lacks(task: Task) -> str | None:
-    """What the task has no solution without; None: it has it."""
-    if isinstance(task, Row):
-        has_patch = isinstance(task.config.get("patch"), str) and recognised(task.config) not in NO_PATCH
-        return None if has_patch else "field `patch` with its solution"
-    return None if task.has(SCRIPT) else SCRIPT
+def _lack(task: Task) -> str | None:
+    """Why the task has no solution; None: it has one."""
+    if not isinstance(task, Row):
+        return None if task.has(SCRIPT) else f"the task has no {SCRIPT}"
+    if _patch(task) is not None:
+        return None
+    if (form := recognised(task.config)) in NO_PATCH:
+        return f"rows of {form} have no solution as a patch"
+    return "the row has no field `patch` with its solution"
+
+
+def _patch(row: Row) -> str | None:
+    """A row's solution; None: it has none."""
+    patch = row.config.get("patch")
+    return patch if isinstance(patch, str) and recognised(row.config) not in NO_PATCH else None
 
 
 def _patched(row: Row, plain: Mapped, run: str, solve: str | None) -> TaskRequest:
-    """The request that applies a row's patch. Raises InputError."""
+    """The request that solves a row, by its patch unless there is `solve`. Raises InputError."""
+    patch = _patch(row)
     # SWE-smith's patch brings the bug.
     command = APPLY + (" -R" if recognised(row.config) is RowFormat.SWE_SMITH else "")
-    return parse(plain.body | _overrides(run, solve or command, {PATCH: row.config["patch"]}))
+    return parse(plain.body | _overrides(run, solve or command, {} if patch is None else {PATCH: patch}))
 
 
 def _scripted(
     task: HarborTask, plain: Mapped, nothing: TaskRequest, variables: Mapping[str, str], run: str, solve: str | None
 ) -> TaskRequest:
-    """The request that runs a Harbor task's script. Raises InputError."""
+    """The request that solves a Harbor task, by its script unless there is `solve`. Raises InputError."""
     target = FOLDER if nothing.runtime.image is None else IN_IMAGE
     try:
-        actions = ignore_rules.of_task(task, FOLDER, PROGRAM, target)
+        actions = ignore_rules.of_task(task, FOLDER, PROGRAM, target) if task.has(FOLDER) else []
     except InputError:
         raise
     except ValueError as error:
@@ -196,7 +207,15 @@ def checked(member: Found, solution: Attempt, nothing: Attempt) -> CheckedTask:
         return CheckedTask(member, Verdict.SOLUTION_FAILS, _differs(solution, 1), solution, nothing)
     if nothing.reward != 0:
         return CheckedTask(member, Verdict.NOTHING_PASSES, _differs(nothing, 0), solution, nothing)
-    return CheckedTask(member, Verdict.USABLE, None, solution, nothing)
+    return CheckedTask(member, Verdict.USABLE, _flaws(solution, nothing), solution, nothing)
+
+
+def _flaws(solution: Attempt, nothing: Attempt) -> str | None:
+    """What went wrong in the sessions of a usable task. Why nothing got 0 is no flaw."""
+    words = [] if solution.reason is None else [f"solution: {solution.reason}"]
+    if nothing.reason is not None and nothing.status is not Status.COMPLETED:
+        words.append(f"nothing: {nothing.reason}")
+    return "; ".join(words) or None
 
 
 def _differs(attempt: Attempt, expected: int) -> str:

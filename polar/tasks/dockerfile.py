@@ -137,7 +137,10 @@ class _Translation:
 
     def from_(self, one: Instruction) -> None:
         if self.image is not None:
-            raise one.error("begins another stage; only one is translated")
+            raise one.error(
+                "begins another stage; only one is translated: build the image, and give it as runtime.image in the template (of "
+                "tests/Dockerfile: as docker_image of verifier.environment)"
+            )
         flags, rest = one.flags()
         if flags.keys() - {"platform"}:
             raise one.error(f"the flag --{min(flags.keys() - {'platform'})} isn't translated")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from typing import Any
 
@@ -50,6 +50,8 @@ HASH_CHARS = 8
 SET_BY_IMPORT = ("task_id", "instruction")
 """Fields that no template has."""
 NETWORK_FIELDS = (".network_mode", ".allowed_hosts")
+SHOWN_CHARS = 200
+"""A longer value isn't in a report."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,17 @@ class Mapped:
 
     body: dict[str, Any]
     findings: tuple[Finding, ...]
+    own_names: Mapping[str, str] = field(default_factory=dict)
+    """The task's names of fields of the TaskRequest, for what TaskRequest refuses."""
 
     @property
     def refusals(self) -> tuple[Finding, ...]:
         return tuple(one for one in self.findings if one.outcome is Outcome.REFUSED)
+
+    def all_refusals(self) -> tuple[Finding, ...]:
+        """The refusals, or else what TaskRequest itself refuses."""
+        request = self.request()
+        return self.refusals or ((request,) if isinstance(request, Finding) else ())
 
     def request(self) -> TaskRequest | Finding:
         """The TaskRequest, or why the task can't be one: the first refusal, or what TaskRequest itself refuses."""
@@ -83,7 +92,22 @@ class Mapped:
         try:
             return parse(self.body)
         except InputError as error:
-            return Finding(error.field, error.value, Outcome.REFUSED, f"TaskRequest: {error.reason}")
+            return Finding(self._own_name(error.field), _shown(self.body, error.field), Outcome.REFUSED, error.reason)
+
+    def _own_name(self, place: str) -> str:
+        found = next((one for one in self.own_names if f"{place}.".startswith(f"{one}.")), None)
+        return place if found is None else self.own_names[found] + place.removeprefix(found)
+
+
+def _shown(body: Mapping[str, Any], place: str) -> object:
+    """The value at a place as TaskRequest names it; None for what is no single value, or is too long."""
+    found: Any = body
+    for name in place.split("."):
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
+    return None if isinstance(found, Mapping) or len(str(found)) > SHOWN_CHARS else found
 
 
 def mapped(
@@ -105,13 +129,13 @@ def mapped(
 
 def check_template(template: Mapping[str, Any]) -> None:
     """Raises InputError for fields of SET_BY_IMPORT, for `metadata.harbor`, and for null in the place of what a task can set."""
-    for field in (*SET_BY_IMPORT, MARK):
-        if (value := at(template, field)) is not None:
-            raise InputError(f"--template: {field}", value, "comes from the task; leave it out")
-    for field in nulls(template):
-        if any(f"{target}.".startswith(f"{field}.") for target in TARGETS):
+    for name in (*SET_BY_IMPORT, MARK):
+        if (value := at(template, name)) is not None:
+            raise InputError(f"--template: {name}", value, "comes from the task; leave it out")
+    for name in nulls(template):
+        if any(f"{target}.".startswith(f"{name}.") for target in TARGETS):
             raise InputError(
-                f"--template: {field}", None, "null is no value; leave it out for the task's, or give a value"
+                f"--template: {name}", None, "null is no value; leave it out for the task's, or give a value"
             )
 
 
@@ -164,7 +188,8 @@ class _Mapping:
         if self._values.has_image:
             # Last, so a verifier's own sandbox shares the layers before it.
             self._put(PREPARE, [*(at(self._body, PREPARE) or ()), harbor_verifier.MAKE_PUBLISHED])
-        return Mapped(merged(self._body, self._template), tuple(self._findings))
+        own_names = harbor_verifier.artifact_names(self._task.config) if self._is_separate else {}
+        return Mapped(merged(self._body, self._template), tuple(self._findings), own_names)
 
     def _field(self, name: str, value: Any) -> None:
         rule = FIELDS[name]
@@ -177,9 +202,11 @@ class _Mapping:
         elif replacing := self._values.replacing(rule):
             self._found(name, value, Outcome.REPLACED, f"the template has {replacing}")
         elif name == "artifacts":
-            self._found(
-                name, value, Outcome.REFUSED, "no files of a sandbox are kept after its verifier; leave them out"
+            reason = (
+                "no files of a sandbox are kept after its verifier; leave them out, or give the verifier environment_mode "
+                "'separate', which gets them"
             )
+            self._found(name, value, Outcome.REFUSED, reason)
         elif rule.outcome is Outcome.CARRIED:
             self._carry(name, value, rule.becomes)
         else:

@@ -49,8 +49,9 @@ def _neutral(why: str) -> Rule:
 
 
 def _unbuilt(what: str, *replaced_by: str, neutral: tuple[object, ...] = ()) -> Rule:
-    """A rule for something that Polar can't do yet."""
-    return Rule(Outcome.REFUSED, what, replaced_by, neutral)
+    """A rule for something that Polar can't do yet. If no template's field takes its place, the task can only be left out."""
+    becomes = what if replaced_by else f"{what}; leave the task out with --skip-refused"
+    return Rule(Outcome.REFUSED, becomes, replaced_by, neutral)
 
 
 IMAGE = "give the task environment.docker_image or a Dockerfile, or give runtime.image in the template"

@@ -10,8 +10,9 @@ from polar.tasks import harbor_variables
 from polar.tasks.harbor_folder import HarborTask
 from polar.tasks.harbor_rules import DOCKERFILE, FILES, IMAGE, Rule
 from polar.tasks.templates import at
-from topics.types.runtime import UNKEPT
+from topics.types.runtime import UNKEPT, Seen
 
+SEES = "runtime.verifier_sees"
 MAIN = "main"
 """Harbor's name of the container in which the agent works."""
 
@@ -80,7 +81,12 @@ class Values:
         return path
 
     def collect(self, commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Raises ValueError for commands of other services and users."""
+        """Raises ValueError for commands of other services and users, and for commands that an evaluation apart from the run can't have."""
+        if not self._task.config.verifier.is_separate and at(self._template, SEES) == Seen.WORKSPACE:
+            raise ValueError(
+                f"with {SEES} {Seen.WORKSPACE.value!r} there is no runtime.collect, whose commands may start programs of the run; leave "
+                f"{SEES} out of the template, or give the verifier environment_mode 'separate'"
+            )
         for one in commands:
             if (service := one.get("service", MAIN)) != MAIN:
                 raise ValueError(f"a sandbox has no service {service!r} beside it; leave its commands out")

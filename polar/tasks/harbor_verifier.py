@@ -16,7 +16,7 @@ from polar.tasks import ignore_rules
 from polar.tasks.dockerfile import Translation
 from polar.tasks.harbor_dockerfile import translated, workdir_of
 from polar.tasks.harbor_folder import HarborTask
-from polar.tasks.harbor_rules import FIELDS, IMAGE, TESTS, VERIFIER, Outcome
+from polar.tasks.harbor_rules import FIELDS, FILES, IMAGE, TESTS, VERIFIER, Outcome
 from polar.tasks.harbor_schema import Artifact, Config, Environment
 from polar.tasks.harbor_values import user_name
 from topics.types.runtime import UNKEPT
@@ -89,7 +89,7 @@ def own_sandbox(
     if task.config.verifier.environment is not None and environment.docker_image is not None:
         return Own(spec | {"image": environment.docker_image}, f"{VERIFIER}.image")
     if task.has(COMPOSE):
-        raise ValueError(f"{COMPOSE}: a sandbox has no other services beside it")
+        raise ValueError(f"{COMPOSE}: {FILES['environment/docker-compose.yaml'].becomes}")
     if task.has(DOCKERFILE):
         found = translated(task, DOCKERFILE, environment.workdir)
         made = _made_by(found, spec) | {"image": found.image, "prepare": found.prepare}
@@ -105,14 +105,14 @@ def _limits(environment: Environment) -> dict[str, Any]:
     for name in Environment.model_fields:
         rule, value = FIELDS[f"environment.{name}"], getattr(environment, name)
         if rule.outcome is Outcome.REFUSED and value and value not in rule.neutral:
-            raise ValueError(f"{name}: {rule.becomes}; leave it out")
+            raise ValueError(f"{name}: {rule.becomes}")
     return {name: value for name in _LIMITS if (value := getattr(environment, name)) is not None}
 
 
 def _artifacts(config: Config) -> list[str | dict[str, Any]]:
     """Artifacts, as JSON. Raises ValueError."""
     made: list[str | dict[str, Any]] = []
-    for one in _counted(config)[0]:
+    for _, one in _counted(config)[0]:
         if one.service not in (None, "main"):
             raise ValueError(
                 f"{one.source}: a sandbox has no service {one.service!r} beside it; leave the artifact out"
@@ -121,24 +121,39 @@ def _artifacts(config: Config) -> list[str | dict[str, Any]]:
     return made
 
 
+def artifact_names(config: Config) -> dict[str, str]:
+    """The names that the task has for its artifacts, by those of the TaskRequest."""
+    found = {}
+    for place, (name, _) in enumerate(_counted(config)[0]):
+        found[f"{VERIFIER}.artifacts.{place}.path"] = name
+        found[f"{VERIFIER}.artifacts.{place}"] = name.removesuffix(".source")
+    return found
+
+
 def overlapped_artifacts(config: Config) -> list[str]:
     """The artifacts that are left out: see OVERLAPPED."""
     return [one.source for one in _counted(config)[1]]
 
 
-def _counted(config: Config) -> tuple[list[Artifact], list[Artifact]]:
-    """The artifacts that count, and the others. `destination` is a place among the collected files, as in Harbor."""
-    found = [Artifact(source=entry) if isinstance(entry, str) else entry for entry in config.artifacts]
-    if not any(one.source.rstrip("/") == PUBLISHED for one in found):
-        found.insert(0, Artifact(source=PUBLISHED))
+def _counted(config: Config) -> tuple[list[tuple[str, Artifact]], list[Artifact]]:
+    """The artifacts that count, with the names of their paths in the task, and the others. `destination` is a place among the collected
+    files, as in Harbor."""
+    found = [
+        (f"artifacts.{index}", Artifact(source=entry))
+        if isinstance(entry, str)
+        else (f"artifacts.{index}.source", entry)
+        for index, entry in enumerate(config.artifacts)
+    ]
+    if not any(one.source.rstrip("/") == PUBLISHED for _, one in found):
+        found.insert(0, (PUBLISHED, Artifact(source=PUBLISHED)))
     places: list[PurePosixPath] = []
     counted, others = [], []
-    for one in found:
+    for name, one in found:
         place = PurePosixPath("/") / (one.destination or one.source)
         if any(place.is_relative_to(other) or other.is_relative_to(place) for other in places):
             others.append(one)
         else:
-            counted.append(one)
+            counted.append((name, one))
             places.append(place)
     return counted, others
 

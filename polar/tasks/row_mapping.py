@@ -43,6 +43,12 @@ ACTIVATE = f"source {CONDA}/bin/activate {swebench_package.ENVIRONMENT}"
 EVALUATE_S = 1800
 """SWE-bench's own limit of a test run (swebench 5.0.2, harness/run_evaluation.py)."""
 SOLUTION_FIELD = "patch"
+IMAGES = {
+    RowFormat.SWE_BENCH_4: ("swebench/sweb.eval.x86_64.{id}:latest", "_1776_"),
+    RowFormat.SWE_BENCH_5: ("swebench/sweb.eval.x86_64.{id}:latest", "_1776_"),
+    RowFormat.SWE_GYM: ("xingyaoww/sweb.eval.x86_64.{id}:latest", "_s_"),
+}
+"""Images of rows that name none, and what stands for `__` in the id."""
 TEST_FILES = "test_files"
 """A field that templates can name: the files of the test patch that are tests, as arguments of a command."""
 TEXTS = (
@@ -270,10 +276,12 @@ class _Mapping:
         given = at(self._body, IMAGE)
         if given is not None:
             return str(given)
-        name = str(self._fields["instance_id"]).lower()
-        if self._format is RowFormat.SWE_GYM:
-            return f"xingyaoww/sweb.eval.x86_64.{name.replace('__', '_s_')}:latest"
-        return f"swebench/sweb.eval.x86_64.{name.replace('__', '_1776_')}:latest"
+        if self._format not in IMAGES:
+            raise _RefusedError(IMAGE, None, "the row names none; give --image, or runtime.image in the template")
+        image, between = IMAGES[self._format]
+        made = image.format(id=str(self._fields["instance_id"]).lower().replace("__", between))
+        self._found("image", made, Outcome.CARRIED, f"{IMAGE}: {image.format(id='ID')}, by the row's instance_id")
+        return made
 
     def _evaluator(self, has_image: bool) -> None:
         put(self._body, STRATEGY, self._strategy)

@@ -9,10 +9,9 @@ from typing import Any
 
 from consumers.evaluators import test_patch
 from consumers.evaluators.parsers import FORMS, SWEBENCH_FORMS, r2e
+from polar.tasks.harbor_mapping import SHOWN_CHARS
 from polar.tasks.row_rules import HIDDEN
 
-SHOWN_CHARS = 200
-"""A longer value isn't in a report."""
 BY_INSTANCE: Mapping[str, Mapping[str, str]] = {
     "parse_log_immutable_js": {"2006": "parse_log_jest", "2005": "parse_log_jest_json"},
     "parse_log_jekyll": {

@@ -13,6 +13,8 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     StringConstraints,
+    ValidationInfo,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -304,14 +306,15 @@ class RuntimeSpec(SandboxSpec):
             )
         return self
 
-    @model_validator(mode="after")
-    def _collects_apart(self) -> Self:
-        if self.collect and self.verifier is None and self.verifier_sees is Seen.WORKSPACE:
+    @field_validator("collect")
+    @classmethod
+    def _collects_apart(cls, value: list[CollectSpec], info: ValidationInfo) -> list[CollectSpec]:
+        if value and info.data.get("verifier") is None and info.data.get("verifier_sees") is Seen.WORKSPACE:
             raise ValueError(
-                "collect needs verifier, or verifier_sees 'everything': its commands may start programs of the run, which could replace "
+                "needs verifier, or verifier_sees 'everything': its commands may start programs of the run, which could replace "
                 "those of an evaluation that is kept apart from them"
             )
-        return self
+        return value
 
     def actions(self) -> Iterator[tuple[str, PrepareAction]]:
         """All actions, each with its place below `runtime`."""

@@ -52,6 +52,41 @@ def test_list_prints_the_tasks_and_what_refuses_them(tasks: str) -> None:
     assert (code, "environment/Dockerfile" in out) == (0, True)
 
 
+def test_list_has_a_template_for_rows(tmp_path: Path) -> None:
+    rows, template = tmp_path / "sums.jsonl", tmp_path / "template.yaml"
+    rows.write_text('{"a": 1, "number": 7}\n')
+    template.write_text('task_id: "sum-{{number}}"\ninstruction: "Add {{a}} and 1."\n')
+
+    def listed(*more: str) -> Any:
+        ((row,),) = [json.loads(polar("tasks", "list", str(rows), *more, "--format", "json")[1])]
+        return row["name"], row["task_id"], row["refused"]
+
+    assert listed() == ("row-1", "row-1", ["instruction"])
+    assert listed("--template", str(template)) == ("row-1", "sum-7", [])
+
+
+def test_what_a_task_request_refuses_is_listed_and_reported(tasks: str, tmp_path: Path) -> None:
+    """Under the task's own name, also where a template names no agent and the task gives its agent something."""
+    config = {
+        "environment": {"mcp_servers": [{"name": "scales", "transport": "stdio", "command": "scales"}]},
+        "verifier": {"environment_mode": "separate"},
+        "artifacts": ["/x", {"source": "/tmp/out"}],
+    }
+    write(Path(tasks) / "b", config, environment__Dockerfile="FROM debian:12\n")
+    write(Path(tasks) / "c", environment__Dockerfile="FROM debian:12\n")
+    listed = json.loads(polar("tasks", "list", tasks, "--format", "json")[1])
+    assert [row["refused"] for row in listed] == [["environment/Dockerfile"], ["artifacts.1.source"], []]
+    out = ("--harness", "claude_code", "--out", str(tmp_path / "t.jsonl"), "--skip-refused", "--format", "json")
+    code, text, err = polar("tasks", "import", tasks, *out)
+    report = json.loads(text)
+    counts = {(one["name"], one["outcome"]): one["tasks"] for one in report["fields"]}
+    assert (code, report["imported"]) == (2, 1)
+    assert counts["artifacts.1.source", "refused"] == counts["environment/Dockerfile", "refused"] == 1
+    assert counts["environment/Dockerfile", "carried"] == 1
+    assert ("environment.mcp_servers", "carried") not in counts
+    assert "b: artifacts.1.source: /tmp/out is refused: an evaluation gets a /tmp of its own" in err
+
+
 def test_list_draws_the_same_tasks_for_the_same_seed(tasks: str) -> None:
     drawn = [
         [row["name"] for row in json.loads(polar("tasks", "list", tasks, "--shuffle", *more, "--format", "json")[1])]
@@ -91,7 +126,7 @@ def test_show_says_what_a_task_request_refuses(tasks: str, template: str) -> Non
 def test_show_asks_for_a_task(tasks: str) -> None:
     for name in ([], ["z"]):
         code, _, err = polar("tasks", "show", tasks, *name)
-        assert (code, "name one of the set's 3 tasks: a, b, c" in err) == (2, True)
+        assert (code, "name one of the set's 3 tasks: a, b, c" in err, "None" in err) == (2, True, False)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "yaml"])
@@ -186,7 +221,10 @@ def test_bad_actions_of_a_template_are_refused_by_name(tasks: str, tmp_path: Pat
     ("arguments", "message"),
     [
         (["--out", "t.txt", "--harness", "pi"], "--out: must end with one of .jsonl, .ndjson, .yaml, .yml"),
-        (["--out", "t.jsonl"], "--harness: a task of a set names no agent; give --harness or --template"),
+        (
+            ["--out", "t.jsonl"],
+            "--harness: a task of a set names no agent; give --harness, or an agent in --template\n",
+        ),
         (["--out", "t.jsonl", "--harness", "pi", "--where", "x"], "--where: must be FIELD=PATTERN"),
         (["--out", "t.jsonl", "--harness", "pi", "--dataset", "d"], "--dataset: "),
         (["--out", "t.jsonl", "--harness", "pi", "--split", "train"], "--split: "),
@@ -237,6 +275,25 @@ def test_only_the_listed_tasks_are_imported(tasks: str, template: str, tmp_path:
     assert (code, "--only: can't be read" in err) == (2, True)
 
 
+def test_the_option_that_leaves_no_task_is_named(tasks: str, tmp_path: Path) -> None:
+    ids, out = tmp_path / "usable", ("--harness", "pi", "--out", str(tmp_path / "t.jsonl"))
+    ids.write_text("")
+    (Path(tasks) / "splits.json").write_text('{"val": []}')
+    by_only = f"polar: none of the 3 tasks of the set is selected: --only {ids} lists no id\n"
+    assert polar("tasks", "list", tasks, "--only", str(ids), "--format", "json") == (0, "[]\n", by_only)
+    code, _, err = polar("tasks", "import", tasks, *out, "--only", str(ids))
+    assert (code, err) == (2, f"{by_only}polar: nothing was written\n")
+    ids.write_text("a c")
+    wheres = ("--where", "metadata.level=none", "--where", "agent.timeout_sec=60")
+    code, _, err = polar("tasks", "list", tasks, *wheres, "--only", str(ids))
+    by_where = (
+        f"polar: none of the 2 tasks that --only {ids} lists matches --where metadata.level=none and --where agent"
+    )
+    assert (code, err.startswith(by_where)) == (0, True)
+    code, _, err = polar("tasks", "list", tasks, "--split", "val")
+    assert (code, err) == (0, "polar: no task is selected: --split val names none\n")
+
+
 def test_a_check_reports_what_needs_no_system(tasks: str, tmp_path: Path) -> None:
     """Tasks without a solution, those that are refused, and those that can't be read."""
     file = tmp_path / "usable"
@@ -265,7 +322,7 @@ def test_a_check_reports_what_needs_no_system(tasks: str, tmp_path: Path) -> Non
     [
         (["--write", "nowhere/file"], "--write: can't be written"),
         (["--run", "a b"], "--run: must match"),
-        (["--where", "metadata.level=none"], "no task of it is selected"),
+        (["--where", "metadata.level=none"], "none of the 3 tasks of the set matches --where metadata.level=none"),
     ],
 )
 def test_bad_options_of_a_check_are_named(tasks: str, arguments: list[str], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,16 @@ def test_a_check_is_two_sessions_of_its_run_that_no_trainer_reads(tmp_path: Path
 def test_a_task_without_a_solution_runs_nothing(tmp_path: Path) -> None:
     found = requests(tmp_path, files={})
     assert isinstance(found, CheckedTask)
-    assert (found.verdict, found.reason) == (Verdict.NO_SOLUTION, "the task has no solution/solve.sh")
+    reason = "the task has no solution/solve.sh; give --solve COMMAND, which solves it"
+    assert (found.verdict, found.reason) == (Verdict.NO_SOLUTION, reason)
+
+
+def test_a_command_solves_a_task_without_a_solution_and_a_folder_without_a_script_is_uploaded(tmp_path: Path) -> None:
+    found = made(tmp_path / "a", files={}, solve="touch solved")
+    assert command(found.solution) == "touch solved"
+    assert uploads(found.solution) == uploads(found.nothing)
+    found = made(tmp_path / "b", files={"solution/answer.txt": "42"}, solve="cp /solution/answer.txt .")
+    assert [one.target for one in uploads(found.solution) if one not in uploads(found.nothing)] == ["/solution"]
 
 
 def test_a_task_that_is_refused_or_leads_elsewhere_is_an_error_with_its_reason(tmp_path: Path) -> None:
@@ -164,7 +174,7 @@ def attempt(name: str, reward: float | None, reason: str | None = None) -> Attem
 @pytest.mark.parametrize(
     ("solution", "nothing", "verdict", "reason", "session"),
     [
-        (1.0, 0.0, Verdict.USABLE, None, None),
+        (1.0, 0.0, Verdict.USABLE, "solution: why", None),
         (0.0, 0.0, Verdict.SOLUTION_FAILS, "reward 0, not 1: why", "s.0"),
         (0.999, 0.0, Verdict.SOLUTION_FAILS, "reward 0.999, not 1: why", "s.0"),
         (0.0, 1.0, Verdict.SOLUTION_FAILS, "reward 0, not 1: why", "s.0"),
@@ -185,6 +195,16 @@ def test_the_two_rewards_decide(
 ) -> None:
     found = checked(Member("a", tmp_path), attempt("s", solution, "why"), attempt("n", nothing, "why"))
     assert (found.verdict, found.reason, found.session_id) == (verdict, reason, session)
+
+
+def test_a_usable_task_says_what_went_wrong_all_the_same(tmp_path: Path) -> None:
+    member = Member("a", tmp_path)
+    flaw = "runtime.collect[0] ended with exit code 1"
+    found = checked(member, attempt("s", 1.0, flaw), attempt("n", 0.0, "no answer.txt"))
+    assert (found.verdict, found.reason, found.session_id) == (Verdict.USABLE, f"solution: {flaw}", None)
+    failed = replace(attempt("n", 0.0, "run infra/lost: gone"), status=Status.FAILED)
+    assert checked(member, attempt("s", 1.0), failed).reason == "nothing: run infra/lost: gone"
+    assert checked(member, attempt("s", 1.0), attempt("n", 0.0, "no answer.txt")).reason is None
 
 
 def test_an_attempt_says_why_it_has_its_reward() -> None:
@@ -215,10 +235,10 @@ ROW = {
 }
 
 
-def row_requests(**changes: Any) -> Requests | CheckedTask:
+def row_requests(solve: str | None = None, **changes: Any) -> Requests | CheckedTask:
     row = Row("rows.jsonl, line 1", {name: value for name, value in (ROW | changes).items() if value is not None})
     options = RowOptions(repositories=Repositories({"mine/calc": "/somewhere"}, Path("/bundles")))
-    return checking.requests(RowMember("calc-1", row), row, {}, {}, run="night", options=options)
+    return checking.requests(RowMember("calc-1", row), row, {}, {}, run="night", solve=solve, options=options)
 
 
 def test_what_a_task_gives_its_agent_is_left_out(tmp_path: Path) -> None:
@@ -248,4 +268,31 @@ def test_a_row_of_swe_smith_is_solved_by_the_reverse_of_its_patch() -> None:
 def test_a_row_without_a_patch_has_no_solution() -> None:
     found = row_requests(patch=None)
     assert isinstance(found, CheckedTask)
-    assert (found.verdict, found.reason) == (Verdict.NO_SOLUTION, "the task has no field `patch` with its solution")
+    reason = "the row has no field `patch` with its solution; give --solve COMMAND, which solves it"
+    assert (found.verdict, found.reason) == (Verdict.NO_SOLUTION, reason)
+    found = row_requests(patch=None, solve="true")
+    assert isinstance(found, Requests), found
+    assert command(found.solution) == "true"
+
+
+@pytest.mark.parametrize(
+    ("fields", "lack"),
+    [
+        ({"id": "sum-1", "sum": 3}, "the row has no field `patch`"),
+        ({"uuid": "sum-1", "responses_create_params": {"input": "1 + 2?"}, "patch": "3"}, "rows of NeMo-Gym have no"),
+    ],
+)
+def test_a_command_solves_rows_of_formats_without_a_patch(fields: dict[str, Any], lack: str) -> None:
+    template = {"instruction": "Add.", "evaluator": {"strategy": "session_completed"}}
+
+    def of(solve: str | None) -> Requests | CheckedTask:
+        row = Row("rows.jsonl, line 1", fields)
+        return checking.requests(RowMember("sum-1", row), row, template, {}, run="night", solve=solve)
+
+    found = of("echo 3 > answer.txt")
+    assert isinstance(found, Requests), found
+    assert found.solution.agent.custom_shell is not None
+    assert (command(found.solution), found.solution.agent.custom_shell.env) == ("echo 3 > answer.txt", {})
+    lacking = of(None)
+    assert isinstance(lacking, CheckedTask)
+    assert (lacking.verdict, lack in (lacking.reason or "")) == (Verdict.NO_SOLUTION, True)

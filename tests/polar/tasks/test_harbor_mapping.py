@@ -300,6 +300,30 @@ def test_all_programs_of_a_sandbox_are_one_user(tmp_path: Path, parts: dict[str,
         assert found.runtime.user == user
 
 
+def test_what_cannot_be_kept_names_a_way_out(tmp_path: Path) -> None:
+    verifier = {"collect": [{"command": "dump"}]}
+    apart = {**AGENT, "runtime": {"verifier_sees": "workspace"}}
+    image = {"environment": {"docker_image": "a:1"}}
+
+    def refusal(config: dict[str, Any], template: dict[str, Any]) -> tuple[str, str]:
+        found = mapped_task(tmp_path, image | config, template).request()
+        assert not isinstance(found, TaskRequest)
+        return found.name, found.becomes
+
+    name, becomes = refusal({"verifier": verifier}, apart)
+    assert (name, "runtime.collect" in becomes) == ("verifier.collect", True)
+    assert (
+        "leave runtime.verifier_sees out of the template, or give the verifier environment_mode 'separate'" in becomes
+    )
+    separate = mapped_task(tmp_path, image | {"verifier": verifier | {"environment_mode": "separate"}}, apart)
+    assert isinstance(separate.request(), TaskRequest)
+    assert isinstance(mapped_task(tmp_path, image | {"verifier": verifier}, AGENT).request(), TaskRequest)
+    name, becomes = refusal({"artifacts": ["out"]}, AGENT)
+    assert (name, "or give the verifier environment_mode 'separate'" in becomes) == ("artifacts", True)
+    for rule in (*FIELDS.values(), *FILES.values()):
+        assert rule.outcome is not Outcome.REFUSED or rule.replaced_by or "--skip-refused" in rule.becomes
+
+
 def test_a_user_is_for_cells(tmp_path: Path) -> None:
     config = {"environment": {"docker_image": "a:1"}, "agent": {"user": "ana"}}
     template = {**IN_PLACE, "runtime": {"backend": "docker"}}
@@ -349,10 +373,11 @@ def test_a_template_uploads_files_of_each_task(tmp_path: Path) -> None:
 def test_what_a_task_request_refuses_is_a_refusal(tmp_path: Path) -> None:
     refusal = mapped_task(tmp_path, {"agent": {"timeout_sec": 1e6}}, IN_PLACE).request()
     assert not isinstance(refusal, TaskRequest)
-    assert (refusal.name, refusal.outcome) == ("timeouts.run", Outcome.REFUSED)
+    assert (refusal.name, refusal.outcome, refusal.value) == ("timeouts.run", Outcome.REFUSED, 1e6)
+    assert "TaskRequest" not in refusal.becomes
     refusal = mapped_task(tmp_path, {"metadata": {"x": "y" * 70_000}}, IN_PLACE).request()
     assert not isinstance(refusal, TaskRequest)
-    assert refusal.name == "metadata"
+    assert (refusal.name, refusal.value) == ("metadata", None)
 
 
 HOSTS = ["pypi.org", "2001:db8::1", "*.Example.org"]

@@ -162,6 +162,19 @@ def test_what_it_cannot_have_refuses_the_task(tmp_path: Path, changes: dict[str,
     assert words in refusal.becomes
 
 
+def test_what_a_task_request_refuses_of_an_artifact_has_the_task_s_name(tmp_path: Path) -> None:
+    artifacts: list[Any] = ["/a", {"source": "/b", "exclude": ["*.o", "[ab].o"]}, "/a/inner", "/tmp/x"]
+
+    def refusal(given: list[Any]) -> tuple[str, object]:
+        found = mapped_task(tmp_path, {"environment": IMAGE, "verifier": SEPARATE, "artifacts": given}).request()
+        assert not isinstance(found, TaskRequest)
+        return found.name, found.value
+
+    assert refusal(artifacts) == ("artifacts.1.exclude.1", "[ab].o")
+    assert refusal(artifacts[2:]) == ("artifacts.1", None)
+    assert refusal([{"source": "/logs/artifacts"}, {"source": "/tmp/x"}]) == ("artifacts.1.source", None)
+
+
 def test_services_beside_it_and_other_runtimes_refuse_the_task(tmp_path: Path) -> None:
     config = {"environment": IMAGE, "verifier": SEPARATE}
     docker = mapped_task(tmp_path, config, {**AGENT, "runtime": {"backend": "docker"}}).request()

@@ -114,6 +114,22 @@ def test_each_format_names_its_images(row_format: RowFormat, image: str) -> None
     assert mapped(ROWS[row_format], {"runtime": {"image": "mine:2"}}).body["runtime"]["image"] == "mine:2"
 
 
+def test_an_image_of_the_row_s_id_is_reported_and_one_line_stands_for_all_rows() -> None:
+    def images(found: Mapped) -> list[tuple[object, str]]:
+        return [(one.value, one.becomes) for one in found.findings if one.becomes.startswith("runtime.image")]
+
+    becomes = "runtime.image: swebench/sweb.eval.x86_64.ID:latest, by the row's instance_id"
+    row = ROWS[RowFormat.SWE_BENCH_4]
+    assert images(mapped(row)) == [("swebench/sweb.eval.x86_64.mine_1776_calc-1:latest", becomes)]
+    assert images(mapped(row, {"runtime": {"image": "mine:2"}})) == images(mapped(row, image="mine:1")) == []
+    assert images(mapped(ROWS[RowFormat.SWE_SMITH])) == [
+        ("swebench/swesmith.x86_64.a_1776_b.12345678", "runtime.image")
+    ]
+    assert refused(mapped(ROWS[RowFormat.R2E_GYM] | {"docker_image": ""})).startswith(
+        "runtime.image: the row names none"
+    )
+
+
 def test_an_image_may_have_places() -> None:
     assert (
         mapped(a_row(test_command="true"), image="mine/{{repo}}:{{version}}").body["runtime"]["image"]

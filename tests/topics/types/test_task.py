@@ -521,7 +521,7 @@ def test_patterns_that_programs_read_differently_are_refused(pattern: str) -> No
         ({"verifier": {"artifacts": ["/out"]}}, "verifier.image"),
         ({"verifier": {"image": "judge:1", "artifacts": ["/out"]}}, "runtime.image"),
         ({"image": "run:1", "verifier_sees": "everything", "verifier": {}}, "goes without verifier"),
-        ({"image": "run:1", "collect": [{"command": "dump"}]}, "collect needs verifier"),
+        ({"image": "run:1", "collect": [{"command": "dump"}]}, r"^runtime\.collect: needs verifier, or verifier_sees"),
         ({"image": "run:1", "backend": "docker", "verifier": {}}, "can't be kept"),
         ({"backend": "process", "verifier": {}}, "can't be kept"),
     ],
