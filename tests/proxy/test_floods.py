@@ -16,6 +16,7 @@ from functools import partial
 import pytest
 import requests
 
+from proxy.errors import OVERLOAD
 from tests.proxy.fuzz.served import Served, ask, served
 from topics.environment.keys import Limits
 
@@ -103,6 +104,7 @@ def test_many_large_bodies_at_once_stay_within_the_memory(proxy: Served) -> None
         keys = [spent(proxy, f"flood{number}") for number in range(25)]
         statuses = Counter(threads.map(partial(post, proxy, body=body), keys))
     print(f"{statuses}, most memory {max(sizes) / 1e6:.0f} MB")
-    assert statuses.keys() <= {403, 429}
+    # On a busy machine Kafka may not answer the proxy in time. Harnesses repeat what OVERLOAD refuses.
+    assert statuses.keys() <= {403} | OVERLOAD
     assert statuses[403]
     assert max(sizes) < MEMORY_BYTES
