@@ -35,13 +35,17 @@ from topics.environment.blobs import FolderBlobs
 from topics.types.errors import InputError
 from topics.types.runtime import ArtifactSpec
 
-_FOLDER, _FILE, _PROGRAM, _MISSING, _NO_TAR = 10, 11, 12, 13, 14
+_FOLDER, _FILE, _PROGRAM, _MISSING, _NO_TAR, _EMPTY = 10, 11, 12, 13, 14, 15
 """Exit codes of `_PACK`."""
 _PACK = f"""\
 exec 2>/dev/null
 if [ -d "$SOURCE" ]; then
+  cd -- "$SOURCE" || exit
+  is_empty=1
+  for entry in ./* ./.[!.]* ./..?*; do if [ -e "$entry" ] || [ -L "$entry" ]; then is_empty=; break; fi; done
+  [ -z "$is_empty" ] || exit {_EMPTY}
   command -v tar >/dev/null || exit {_NO_TAR}
-  cd -- "$SOURCE" && tar -cf - EXCLUDE . | head -c "$LIMIT"
+  tar -cf - EXCLUDE . | head -c "$LIMIT"
   exit {_FOLDER}
 fi
 [ -f "$SOURCE" ] || exit {_MISSING}
@@ -105,7 +109,7 @@ async def carry(source: Runtime, target: Runtime, artifact: ArtifactSpec) -> str
             return None
         if packed.exit_code == _NO_TAR:
             return f"the artifact {path} is a folder, and the run's sandbox has no program tar to read it with"
-        if packed.exit_code not in (_FOLDER, _FILE, _PROGRAM):
+        if packed.exit_code not in (_FOLDER, _FILE, _PROGRAM, _EMPTY):
             return f"the artifact {path} can't be read: {packed.exceeded or f'exit code {packed.exit_code}'}"
         return await _put(packed.log, target, artifact, packed.exit_code)
     finally:
@@ -117,12 +121,13 @@ async def _put(packed: Path, target: Runtime, artifact: ArtifactSpec, kind: int)
     path = artifact.path
     place = target.workspace / path
     store = target.logs / _STORE
+    is_folder = kind in (_FOLDER, _EMPTY)
     try:
         blobs = FolderBlobs(store)
         stored = await asyncio.to_thread(blobs.put_chunks, partial(_chunks, packed, kind, artifact.exclude))
-        if not await _clear(target, place, is_folder=kind == _FOLDER):
+        if not await _clear(target, place, is_folder=is_folder):
             return f"the artifact {path} can't take the place of what the verifier's sandbox has there"
-        await target.upload(Upload(blobs, stored.ref, "" if kind == _FOLDER else place.name), place)
+        await target.upload(Upload(blobs, stored.ref, "" if is_folder else place.name), place)
     except archive.ArchiveError as error:
         return f"the artifact {path} {error}"
     except InputError as error:
@@ -145,6 +150,9 @@ async def _clear(target: Runtime, place: PurePosixPath, *, is_folder: bool) -> b
 def _chunks(packed: Path, kind: int, exclude: Sequence[str] = ()) -> Iterator[bytes]:
     """An archive of what was packed. Raises ArchiveError for what is too large, or isn't what it says it is."""
     with packed.open("rb") as file:
+        if kind == _EMPTY:
+            yield from archive.packed(())
+            return
         if os.fstat(file.fileno()).st_size > BYTES_LIMIT:
             raise archive.ArchiveError(f"holds more than {BYTES_LIMIT // 1024**2} MiB")
         if kind != _FOLDER:

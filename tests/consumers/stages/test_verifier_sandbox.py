@@ -274,9 +274,9 @@ async def test_links_and_pipes_lead_nowhere(judged: Judged) -> None:
     [
         ("truncate -s 2M /out", "holds more than 1 MiB"),
         ("mkdir /out; truncate -s 2M /out/file", "holds more than 1 MiB"),
-        ("mkdir /out; " + FAKE_TAR.format("echo no tar"), "can't be read as the run left it"),
-        ("mkdir /out; " + FAKE_TAR.format("exit 0"), "can't be read as the run left it"),
-        ("mkdir /out; rm /usr/bin/tar", "no program tar"),
+        ("mkdir /out; touch /out/x; " + FAKE_TAR.format("echo no tar"), "can't be read as the run left it"),
+        ("mkdir /out; touch /out/x; " + FAKE_TAR.format("exit 0"), "can't be read as the run left it"),
+        ("mkdir /out; touch /out/x; rm /usr/bin/tar", "no program tar"),
         ("mkdir -p /out/a /x/y; echo 1 >/x/reward; cd /x/y; tar -cPf /forged ../reward; "
          + FAKE_TAR.format("cat /forged"), "names are relative"),
         ("echo x >/out; rm /usr/bin/head", "exit code 127"),
@@ -290,6 +290,11 @@ async def test_what_cannot_be_carried_is_zero_and_never_null(
     fact = await judged(left, "check true", "/out")
     assert (fact.reward, fact.error) == (0.0, None), fact
     assert reason in str(fact.reason), fact.reason
+
+
+async def test_an_empty_folder_takes_the_place_of_the_verifiers_without_a_tar(judged: Judged) -> None:
+    fact = await judged("mkdir /out; rm /usr/bin/tar", 'check [ -d /out -a -z "$(ls -A /out)" ]', "/out")
+    assert (fact.reward, fact.error) == (1.0, None), fact
 
 
 async def test_collect_works_in_the_run_s_sandbox_before_the_artifacts_are_taken(host: Host) -> None:
