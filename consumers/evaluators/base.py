@@ -96,8 +96,8 @@ class Evaluator(Protocol):
     """Evaluates one session."""
 
     async def evaluate(self, case: Case) -> Verdict:
-        """Raises EvaluationError, and SandboxError from the runtime; after a SandboxError it is called again, three times in all. But after
-        `not_started` the reward is 0.0 if only an untouched sandbox starts programs: the agent's files have broken this one then."""
+        """Raises EvaluationError, and SandboxError from the runtime; after a SandboxError it is called again, three times in all.
+        Exception: if `not_started` persists in this sandbox and an untouched one starts programs, the reward is 0.0."""
 
 
 @runtime_checkable

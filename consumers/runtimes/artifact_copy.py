@@ -61,7 +61,8 @@ if [ "$IS_FOLDER" = 1 ] && [ -d "$TARGET" ]; then cd -- "$TARGET" && rm -rf -- .
 _STORE = "artifacts"
 """A folder beside the logs of the target, for one artifact on its way."""
 NAME_LIMIT = 16 * 1024
-"""Bytes of a name or of a link's target in a tar. Names that are longer than `archive.NAME_LIMIT` are refused later, so this is memory."""
+"""Bytes of a name or of a link's target in a tar, which bounds memory. Longer names than `archive.NAME_LIMIT` are refused later, unless
+`exclude` drops them."""
 _LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _READ = (
     *(tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE),

@@ -134,7 +134,9 @@ class Exec:
     """It gets the GPUs of the task, `runtime.gpus`, and waits for them."""
 
 
-def _opened(path: str, _flags: int) -> int:
+def untrusted_opener(path: str, _flags: int) -> int:
+    """For `open` on a file that a program may have replaced: follows no link, and waits for no writer of a pipe. An opener, because
+    `os.fdopen` leaves the descriptor of a folder open when it fails."""
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -168,7 +170,7 @@ class ExecResult:
         """The log, or only its tail if the program has replaced the log by something else. Never blocks."""
         try:
             # O_NONBLOCK: opening a named pipe would wait for a writer and block a thread of the worker for ever.
-            with open(self.log, "rb", opener=_opened) as file:
+            with open(self.log, "rb", opener=untrusted_opener) as file:
                 if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return file.read(LOG_LIMIT + NOTE_LIMIT)
         except OSError:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from consumers.runtimes import proctree
-from consumers.runtimes.base import Handle, Labelled, Labels, SandboxError
+from consumers.runtimes.base import Handle, Labelled, Labels, SandboxError, untrusted_opener
 from consumers.runtimes.upload import Upload
 from topics.types.errors import InputError
 
@@ -132,8 +132,7 @@ def write(path: Path, data: bytes, mode: int) -> None:
 
 def read(path: Path, limit: int) -> bytes:
     """At most `limit` bytes of a file that a program may have replaced by something else. Raises OSError."""
-    # An opener, since `os.fdopen` leaves the descriptor of a folder open when it fails.
-    with open(path, "rb", opener=lambda name, _: os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+    with open(path, "rb", opener=untrusted_opener) as file:
         return file.read(limit) or b""  # None from an empty pipe that a program keeps open
 
 

@@ -159,7 +159,7 @@ class Evaluate:
             return Verdict(0.0, reason=f"no program starts in the evaluation's sandbox any more: {error}")
 
     async def _attached(self, spec: RuntimeSpec) -> Runtime:
-        """What the run left, with this claim's own changes."""
+        """The sandbox with the files of the run; changes that this claim makes are seen by nobody else."""
         return await self._context.attach(self._claim.ticket.runtime, self._claim.id, spec, fresh=True)
 
     async def _runtime(self, run: Runtime, task: TaskRequest) -> Runtime:

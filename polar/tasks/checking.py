@@ -211,7 +211,7 @@ def checked(member: Found, solution: Attempt, nothing: Attempt) -> CheckedTask:
 
 
 def _flaws(solution: Attempt, nothing: Attempt) -> str | None:
-    """What went wrong in the sessions of a usable task. Why nothing got 0 is no flaw."""
+    """Failures in the sessions of a usable task. The reason for the 0 of the session that does nothing isn't a failure."""
     words = [] if solution.reason is None else [f"solution: {solution.reason}"]
     if nothing.reason is not None and nothing.status is not Status.COMPLETED:
         words.append(f"nothing: {nothing.reason}")

@@ -18,7 +18,7 @@ from polar.tasks.harbor_dockerfile import translated, workdir_of
 from polar.tasks.harbor_folder import HarborTask
 from polar.tasks.harbor_rules import FIELDS, FILES, IMAGE, TESTS, VERIFIER, Outcome
 from polar.tasks.harbor_schema import Artifact, Config, Environment
-from polar.tasks.harbor_values import user_name
+from polar.tasks.harbor_values import MAIN, user_name
 from topics.types.runtime import UNKEPT
 
 OWN_FIELDS = {
@@ -113,7 +113,7 @@ def _artifacts(config: Config) -> list[str | dict[str, Any]]:
     """Artifacts, as JSON. Raises ValueError."""
     made: list[str | dict[str, Any]] = []
     for _, one in _counted(config)[0]:
-        if one.service not in (None, "main"):
+        if one.service not in (None, MAIN):
             raise ValueError(
                 f"{one.source}: a sandbox has no service {one.service!r} beside it; leave the artifact out"
             )

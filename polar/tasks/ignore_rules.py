@@ -1,4 +1,4 @@
-"""What the ignore files of a Harbor task leave out: `.harborignore` of tests and solutions, `.dockerignore` of Dockerfiles, `.gitignore`.
+"""Ignore files of Harbor tasks: `.harborignore` of tests and solutions, `.dockerignore` of Dockerfiles, and `.gitignore`.
 
 Patterns of Git are matched by the package pathspec, as in Harbor.
 """

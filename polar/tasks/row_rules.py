@@ -177,7 +177,7 @@ NEEDED: Mapping[RowFormat, Mapping[str, str]] = {
         INSTRUCTION: "a row of no known format needs one in the template, like instruction: '{{question}}'",
     },
 }
-"""What a template must give if the row doesn't, and why."""
+"""Fields that the template must set if the row doesn't, with the reason for each."""
 HIDDEN = {
     "patch",
     "test_patch",

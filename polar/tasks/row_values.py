@@ -24,7 +24,7 @@ UNREAD = {
     "parse_log_doctest": "SWE-bench reads an XML document out of what these tests print, which Polar doesn't",
     **dict.fromkeys(BY_INSTANCE, "swebench itself knows no parser for this instance"),
 }
-"""Why Polar hasn't got a parser, where there is more to say."""
+"""Reasons for missing parsers, shown in the error."""
 
 
 def tests(value: Any) -> list[str]:
@@ -56,7 +56,7 @@ def expected(value: Any) -> dict[str, str]:
 
 
 def issue(text: Any) -> Any:
-    """What stands between R2E-Gym's marks, as its agents get it."""
+    """The issue between R2E-Gym's marks; R2E-Gym's agents get only this part."""
     found = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", text, re.DOTALL) if isinstance(text, str) else None
     return found[1].strip() if found else text
 

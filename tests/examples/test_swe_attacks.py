@@ -1,4 +1,4 @@
-"""What an agent does to get the reward of a task in examples/swe without a fix gains nothing. In cells, with and without images.
+"""Attacks on the rewards of examples/swe: an agent that doesn't fix the task gets 0. In cells, with and without images.
 
 Code of the agent that tests import runs in the test runner's own process, where it can do all that the runner can; that isn't tried here
 (docs/evaluators.md says so).
@@ -94,7 +94,7 @@ ATTACKS = [
             "durations", f"printf %s {shlex.quote(IN_TESTED_CODE)} >>durations.py", id="a daemon of the tested code"
         ),
     ]  # fmt: skip
-"""Of tasks by name."""
+"""Attacks: the task's name, and the agent's command."""
 
 
 @pytest.mark.parametrize(("name", "command"), ATTACKS)

@@ -281,6 +281,6 @@ def _labels_of_all(client: docker.DockerClient, labels: Mapping[str, str]) -> li
 
 
 def _with(labels: Mapping[str, str], things: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What the engine lists with all of `labels`. It is asked for the last of them: Podman 4.3 finds no image by two."""
+    """Things of the engine that have all of `labels`. The request names the last label alone, because Podman 4.3 finds no image by two."""
     name, value = list(labels.items())[-1]
     return [one for one in things(filters={"label": f"{name}={value}"}) if labels.items() <= one["Labels"].items()]

@@ -63,7 +63,7 @@ def look_up(layers: Sequence[Path], path: str) -> Path | None:
 
 
 def resolved(layers: Sequence[Path], path: str) -> list[Path] | Path | None:
-    """What the image has at `path`: a merged folder, where a layer has something else, or nothing. Links are followed as in `look_up`."""
+    """The parts of a merged folder at `path`, the path of anything else there, or None. Links are followed as in `look_up`."""
     root = list(reversed(layers))
     above = [root]  # the merged folders on the way, each as its layers' folders, uppermost first
     names = path.split("/")[::-1]

@@ -35,7 +35,7 @@ VERDICTS = {
 
 PAGE = Path(__file__).parents[3] / "docs" / "task_sets.md"
 SHOWN = re.compile(r"^\$ polar tasks check five --run five-checked .*?\n(.*?)^\$ ", re.DOTALL | re.MULTILINE)
-"""What docs/task_sets.md says that the check prints."""
+"""The sample output of the check in docs/task_sets.md."""
 
 
 def a_set(folder: Path, tasks: dict[str, tuple[str, str | None]]) -> str:

@@ -87,7 +87,7 @@ PLACES = {
         },
     ),
 }  # fmt: skip
-"""What each CLI was seen to connect by, in `tests/harnesses/test_equipment.py`."""
+"""Settings with which each CLI connected in `tests/harnesses/test_equipment.py`."""
 
 
 async def prepared(runtime: Runtime, harness: str, *servers: dict[str, Any]) -> Launch:

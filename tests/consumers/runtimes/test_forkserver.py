@@ -57,7 +57,7 @@ async def test_a_server_that_hangs_is_a_fault_of_one_program_and_is_replaced(
 async def test_a_worker_that_cannot_fork_does_not_blame_the_program(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a run left can cause `not_started`, so an evaluation may take that for the agent's doing."""
+    """An evaluation may blame `not_started` on the agent, so a fault of the machine has another code."""
 
     def refuse(_: ForkServer) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")

@@ -315,7 +315,7 @@ async def test_collect_works_in_the_run_s_sandbox_before_the_artifacts_are_taken
 
 
 async def test_collect_that_fills_the_storage_is_zero(host: Host) -> None:
-    """What it writes counts as the run's."""
+    """Files that a command of `collect` writes count as the run's."""
     claim = await host.ran(
         "true",
         {"strategy": "harbor"},

@@ -1,4 +1,4 @@
-"""What the fields of a NeMo-Gym row become: the request's texts, its sampling, and the data of its verifier."""
+"""Import of NeMo-Gym rows: the request's texts, its sampling, and the data of its verifier."""
 
 from __future__ import annotations
 
