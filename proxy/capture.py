@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,8 @@ class CallSpec:
     """Index of the request's choice that this call answers."""
     lineage: dict[str, str] | None = None
     kind: Kind = MAIN
+    rejects: Sequence[str] = ()
+    """As in `Completion`."""
 
 
 class Capture:

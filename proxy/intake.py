@@ -7,6 +7,7 @@ Everything that needs the engine, Kafka or time is the pipeline's.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -21,7 +22,8 @@ from proxy.metrics import ProxyMetrics
 from proxy.session.claim_state import ClaimState
 from proxy.session.limits import admit
 from proxy.session.repeats import content_digest, is_retry
-from proxy.session.reply import SharedCalls
+from proxy.session.reply import SharedCalls, nothing
+from proxy.session.seen import question_of
 from topics.environment.keys import KeyClaims, Limits
 from topics.types.completion import Sampling
 
@@ -46,10 +48,12 @@ class Intake:
         limits: Limits,
         size: int,
         received_at: float,
+        is_forwarded: bool,
     ) -> SharedCalls:
         """The calls that answer a request of `size` bytes: started now, or those of a request that it repeats.
 
-        `limits` are those of the key that the request brings: a claim may have several keys (protocol 36).
+        `limits` are those of the key that the request brings: a claim may have several keys (protocol 36). `is_forwarded`: another
+        proxy sent the request, and an answer that reaches this proxy may be lost on its way to the harness.
         Raises RefusalError for what the claim may not have.
         """
         lineage = lineage_of(headers)
@@ -60,10 +64,16 @@ class Intake:
         shared: SharedCalls | None = claim.repeats.find(digest, is_retry=is_retry(lineage))
         if shared is not None:
             self._metrics.repeated.inc()
+            if is_forwarded:
+                shared.on_delivered = nothing
             return shared
         admit(limits, claim.usage, len(claim.in_flight), request.choices)
         first_id = dialect.id_prefix + os.urandom(16).hex()
         kind = kind_of(request, lineage) if claim.key.kind is None else Kind(claim.key.kind, "key")
+        question = question_of(transcript, lineage)
+        seen = claim.seen.asked_again(question, received_at)
+        # A client that counts a retry didn't get the answer, whatever was written to its connection.
+        rejects = [] if is_retry(lineage) else seen
         specs = [
             CallSpec(
                 call_id=first_id if choice == 0 else f"{first_id}.{choice}",
@@ -76,10 +86,14 @@ class Intake:
                 choice=choice,
                 lineage=lineage,
                 kind=kind,
+                rejects=rejects,
             )
             for choice in range(request.choices)
         ]
         calls = SharedCalls(self._pipeline, [CallTask(self._pipeline, spec, size) for spec in specs])
+        if not is_forwarded:
+            call_ids = [spec.call_id for spec in specs]
+            calls.on_delivered = lambda _: claim.seen.add(question, call_ids, time.time())
         claim.repeats.add(digest, calls)
         return calls
 

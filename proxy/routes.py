@@ -137,6 +137,8 @@ class ModelApi:
             raise RefusalError(Refusal.OVERLOADED, "the proxy is busy; try again", retry_after_s=RETRY_AFTER_S)
         wire = await _wire_of(request, Serves.CALL, reservation)
         chat = await self._chat_of(dialect, wire)
+        if is_forwarded := (as_of := self._forwarder.sender_as_of(request)) is not None:
+            await ownership.caught_up(as_of)
 
         def serve(claim: ClaimState) -> SharedCalls:
             return self._intake.calls_for(
@@ -147,13 +149,12 @@ class ModelApi:
                 limits=key.limits,
                 size=len(wire.body),
                 received_at=received_at,
+                is_forwarded=is_forwarded,
             )
 
         def send(peer: Peer) -> Awaitable[bytes]:
             return self._forwarder.send(peer, request, wire.body)
 
-        if is_forwarded := (as_of := self._forwarder.sender_as_of(request)) is not None:
-            await ownership.caught_up(as_of)
         # Nothing is awaited from here until the reply exists, so that a key that closes finds its calls.
         claim = self._router.claims.cached(key) if ownership.is_mine(key.session_id) else None
         reply: SharedCalls | RoutedReply = (

@@ -1,4 +1,4 @@
-"""A call's place among the calls before it: reasons for branches, kinds of drift, and threads.
+"""A call's place among the calls before it: reasons for branches, and kinds of drift.
 
 Owns the vocabulary that trajectories, the lake and people share; `placement.py` applies it.
 """
@@ -10,11 +10,6 @@ from enum import StrEnum
 
 from consumers.token_tree.prefixes import Segment
 from topics.types.completion import Completion
-
-PER_CALL = frozenset({"retry", "window", "request"})
-"""Lineage keys that differ between calls of one thread: the call's try, how often its history was compacted, its kind of request."""
-
-Thread = frozenset[tuple[str, str]]
 
 
 class Branch(StrEnum):
@@ -89,11 +84,6 @@ class Divergence:
     call: PlacedCall
     reason: Branch
     """END_OF_TURN, STRIPPED or EDITED_HISTORY."""
-
-
-def thread_of(call: Completion) -> Thread | None:
-    """The thread that the harness's headers name; None if they name none."""
-    return frozenset(item for item in (call.lineage or {}).items() if item[0] not in PER_CALL) or None
 
 
 def request_of(call: Completion) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from consumers.token_tree.branches import thread_of
 from consumers.token_tree.tree import TokenTree
+from topics.calls.threads import thread_of
 from topics.types.building import Options
 
 
@@ -48,11 +48,11 @@ def _last_of_thread(tree: TokenTree, index: int) -> int | None:
 
     A call with the same prompt is a retry after the compaction.
     """
-    thread = thread_of(tree.calls[index])
+    thread = thread_of(tree.calls[index].lineage)
     if thread is None:
         return None
     prompt = _prompt(tree, index)
-    earlier = (at for at in range(index - 1, -1, -1) if tree.sampled[at] and thread_of(tree.calls[at]) == thread)
+    earlier = (at for at in range(index - 1, -1, -1) if tree.sampled[at] and thread_of(tree.calls[at].lineage) == thread)
     return next((at for at in earlier if _prompt(tree, at) != prompt), None)
 
 

@@ -15,7 +15,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from consumers.token_tree.branches import Branch, PlacedCall, request_of, thread_of
+from consumers.token_tree.branches import Branch, PlacedCall, request_of
+from topics.calls.threads import thread_of
 from topics.types.building import TRAINED, Filters
 from topics.types.completion import Completion
 from topics.types.session import Status
@@ -123,7 +124,7 @@ def _undelivered(answers: Iterable[PlacedCall], placed: Iterable[PlacedCall]) ->
     }
     alike: defaultdict[object, defaultdict[str, list[PlacedCall]]] = defaultdict(lambda: defaultdict(list))
     for place in answers:
-        alike[place.prompt, thread_of(place.call), place.call.kind][request_of(place.call)].append(place)
+        alike[place.prompt, thread_of(place.call.lineage), place.call.kind][request_of(place.call)].append(place)
     superseded: set[PlacedCall] = set()
     for requests in alike.values():
         choices = list(requests.values())

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Set
 
 import numpy as np
 
-from consumers.token_tree.branches import Branch, Divergence, PlacedCall, Thread, request_of, thread_of
+from consumers.token_tree.branches import Branch, Divergence, PlacedCall, request_of
 from consumers.token_tree.chain import Chain
 from consumers.token_tree.divergence import after_prompt, before_answer, end_of
 from consumers.token_tree.prefixes import Segment, root
+from topics.calls.threads import Thread, thread_of
 from topics.types.completion import CallOutcome, Completion, TokenDelta
 from topics.types.tokens import WIDTH, Ids, unpack_ids
 
@@ -80,8 +81,8 @@ class _Placer:
         end = next((segment for segment in prompt.up() if segment in self._answers), None)
         if end is None:
             return None
-        thread = thread_of(call)
-        return max(self._answers[end], key=lambda placed: (thread_of(placed.call) == thread, placed.index))
+        thread = thread_of(call.lineage)
+        return max(self._answers[end], key=lambda placed: (thread_of(placed.call.lineage) == thread, placed.index))
 
     def _divergence(self, prompt: Segment, parent: PlacedCall | None) -> Divergence | None:
         """The divergence from an answer below the parent's, if any."""
@@ -105,7 +106,7 @@ class _Placer:
             if any(call.received_at < other.call.completed_at for other in others):
                 return Branch.PARALLEL
             return Branch.FORK if others else None
-        if thread_of(call) in self._threads:
+        if thread_of(call.lineage) in self._threads:
             return Branch.COMPACTION
         return Branch.SUBAGENT if call.kind == "subagent" else Branch.ROOT
 
@@ -115,14 +116,14 @@ class _Placer:
         self._ends[end_of(placed)].append(placed)
         if placed.parent is not None:
             self._children[placed.parent].append(placed)
-        if (thread := thread_of(placed.call)) is not None:
+        if (thread := thread_of(placed.call.lineage)) is not None:
             self._threads.add(thread)
 
 
 def _is_retry(earlier: Completion, call: Completion) -> bool:
     """Whether `call`, which has the prompt of `earlier`, repeats the request of `earlier`."""
     is_same_request = call.choice > 0 and request_of(call) == request_of(earlier)
-    is_alike = thread_of(earlier) == thread_of(call) and earlier.kind == call.kind
+    is_alike = thread_of(earlier.lineage) == thread_of(call.lineage) and earlier.kind == call.kind
     return is_alike and not is_same_request and earlier.completed_at <= call.received_at
 
 

@@ -22,6 +22,7 @@ from proxy.session.limits import ClaimUsage
 from proxy.session.logged_calls import LoggedCall, expanded
 from proxy.session.recovery import ClaimLog
 from proxy.session.repeats import RepeatIndex
+from proxy.session.seen import SeenAnswers
 from proxy.session.stored import StoredCalls
 from proxy.session.turns import SampledTurns
 from topics.calls.delta import Spelled
@@ -46,6 +47,7 @@ class ClaimState:
         self.turns = SampledTurns()
         self.stored = StoredCalls()
         self.repeats: RepeatIndex[Any] = RepeatIndex()
+        self.seen = SeenAnswers()
         self.usage = ClaimUsage()
         self.in_flight: set[EndableCall] = set()
         self.last_call = LastCall()
@@ -65,7 +67,7 @@ class ClaimState:
     def size(self) -> int:
         """Estimated bytes in memory; within a third for a claim that wasn't read back (`tests/proxy/session/test_claim_state.py`)."""
         read_back = self._log_bytes if self._log is not None else 0
-        return self.history.size + self.turns.size + self.stored.size + 100 * len(self._known) + read_back
+        return self.history.size + self.turns.size + self.stored.size + self.seen.size + 100 * len(self._known) + read_back
 
     def add(self, call: LoggedCall, prompt: bytes, *, is_disowned: bool = False) -> None:
         """Adds an acknowledged call; `prompt` is in full, int32 LE. Nobody has seen the answer of a disowned call."""

@@ -31,8 +31,10 @@ class SharedCalls:
         self._answers: list[Answer] = []
         """The delivered answers without their tokens: all that a repetition needs."""
         self._call_id, self._created = calls[0].spec.call_id, int(calls[0].spec.received_at)
-        self.on_release: Callable[[SharedCalls], None] = _nothing
+        self.on_release: Callable[[SharedCalls], None] = nothing
         """Called once, when the last request has left."""
+        self.on_delivered: Callable[[SharedCalls], None] = nothing
+        """Called once, when the first request has left with the whole answer."""
         self.done: asyncio.Future[Any] = (
             calls[0].answer
             if len(calls) == 1
@@ -102,6 +104,9 @@ class SharedCalls:
             msgspec.structs.replace(answer, prompt_ids=b"", sampled_ids=b"", logprobs=b"") for answer in self.answers()
         ]
 
+        on_delivered, self.on_delivered = self.on_delivered, nothing
+        on_delivered(self)
+
     def _disown_answers(self) -> None:
         for call in self._calls:
             if isinstance(_result(call), Answer):
@@ -112,15 +117,15 @@ class SharedCalls:
         self._calls = ()
         self.done = asyncio.get_running_loop().create_future()
         self.done.set_result(None)
-        on_release, self.on_release = self.on_release, _nothing
+        on_release, self.on_release = self.on_release, nothing
         on_release(self)
 
     def _results(self) -> list[Answer | BaseException | None]:
         return [_result(call) for call in self._calls]
 
 
-def _nothing(_: SharedCalls) -> None:
-    pass
+def nothing(_: SharedCalls) -> None:
+    """The callback of shared calls that nobody waits for."""
 
 
 def _result(call: CallTask) -> Answer | BaseException | None:
