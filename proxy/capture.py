@@ -205,4 +205,5 @@ def _completion(spec: CallSpec, outcome: CallOutcome, prompt: TokenDelta) -> Com
         stream=request.stream,
         choice=spec.choice,
         stored_from=request.stored_from,
+        rejects=list(spec.rejects),
     )

@@ -303,7 +303,7 @@ NODES = Table(
         Column(
             "masked",
             TEXT,
-            "why sampled tokens are trained in no trace, a reason of docs/builder.md (`side_call`, `undelivered`, …); null: they are, or "
+            "why sampled tokens are trained in no trace, a reason of docs/builder.md (`side_call`, `rejected`, …); null: they are, or "
             "weren't sampled",
         ),
         *OUTPUT,

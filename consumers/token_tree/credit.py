@@ -52,7 +52,9 @@ def _last_of_thread(tree: TokenTree, index: int) -> int | None:
     if thread is None:
         return None
     prompt = _prompt(tree, index)
-    earlier = (at for at in range(index - 1, -1, -1) if tree.sampled[at] and thread_of(tree.calls[at].lineage) == thread)
+    earlier = (
+        at for at in range(index - 1, -1, -1) if tree.sampled[at] and thread_of(tree.calls[at].lineage) == thread
+    )
     return next((at for at in earlier if _prompt(tree, at) != prompt), None)
 
 

@@ -44,7 +44,7 @@ class Masked(StrEnum):
     SIDE_CALL = "side_call"
     """A title, a summary or a similar call, as a rule of the proxy recognised it."""
     REJECTED = "rejected"
-    """The harness received the answer whole, asked again with the same prompt, and continued from the other answer."""
+    """As UNDELIVERED, and the proxy knows that the harness had received the answer whole before it repeated the request."""
     UNDELIVERED = "undelivered"
     """The same thread repeated the request with the same prompt, and the harness continued from the other answer."""
     FILTERED_STATUS = "filtered_status"
@@ -75,7 +75,8 @@ def masks(
 ) -> list[Masked | None]:
     """The reason of each call, by index; None for a call that is trained. `status`: the session's."""
     found = [each for each in placed if isinstance(each, PlacedCall)]
-    undelivered = _undelivered([p for p in found if p.sampled and p.call.call_id not in disowned], found)
+    superseded = _superseded([p for p in found if p.sampled and p.call.call_id not in disowned], found)
+    rejected = {call_id for call in calls for call_id in call.rejects}
 
     def reason(call: Completion, place: PlacedCall | Branch) -> Masked | None:
         if isinstance(place, Branch):
@@ -88,7 +89,11 @@ def masks(
             return Masked.DISOWNED
         if call.kind not in TRAINED and call.kind not in filters.kinds:
             return Masked.SIDE_CALL
-        return Masked.UNDELIVERED if place in undelivered else _filtered(place, filters, status)
+        if place in superseded and call.call_id not in rejected:
+            return Masked.UNDELIVERED
+        if place in superseded and filters.rejected == "mask":
+            return Masked.REJECTED
+        return _filtered(place, filters, status)
 
     return [reason(call, place) for call, place in zip(calls, placed, strict=True)]
 
@@ -115,12 +120,12 @@ def has_logprobs(call: Completion) -> bool:
     return bool((np.isfinite(logprobs) & (logprobs > NO_LOGPROB)).all())
 
 
-def _undelivered(answers: Iterable[PlacedCall], placed: Iterable[PlacedCall]) -> set[PlacedCall]:
+def _superseded(answers: Iterable[PlacedCall], placed: Iterable[PlacedCall]) -> set[PlacedCall]:
     """Answers superseded by another answer to the same prompt.
 
-    An answer that a later prompt repeats, in full or as a template writes it, was delivered; without such a prompt, the last one in log
-    order was. A prompt with an edited answer doesn't show which answer was delivered. Threads are kept apart, so sub-agents that start
-    alike don't supersede one another. The choices of one request are delivered, or not, together.
+    An answer that a later prompt repeats, in full or as a template writes it, was used; without such a prompt, the last one in log
+    order was. A prompt with an edited answer doesn't show which answer was used. Threads are kept apart, so sub-agents that start alike
+    don't supersede one another. The choices of one request are used, or not, together.
     """
     repeated = {place.parent for place in placed}
     repeated |= {
@@ -134,6 +139,6 @@ def _undelivered(answers: Iterable[PlacedCall], placed: Iterable[PlacedCall]) ->
     superseded: set[PlacedCall] = set()
     for requests in alike.values():
         choices = list(requests.values())
-        delivered = [each for each in choices if repeated.intersection(each)] or choices[-1:]
-        superseded.update(place for each in choices if each not in delivered for place in each)
+        used = [each for each in choices if repeated.intersection(each)] or choices[-1:]
+        superseded.update(place for each in choices if each not in used for place in each)
     return superseded

@@ -67,7 +67,9 @@ class ClaimState:
     def size(self) -> int:
         """Estimated bytes in memory; within a third for a claim that wasn't read back (`tests/proxy/session/test_claim_state.py`)."""
         read_back = self._log_bytes if self._log is not None else 0
-        return self.history.size + self.turns.size + self.stored.size + self.seen.size + 100 * len(self._known) + read_back
+        return (
+            self.history.size + self.turns.size + self.stored.size + self.seen.size + 100 * len(self._known) + read_back
+        )
 
     def add(self, call: LoggedCall, prompt: bytes, *, is_disowned: bool = False) -> None:
         """Adds an acknowledged call; `prompt` is in full, int32 LE. Nobody has seen the answer of a disowned call."""

@@ -173,7 +173,8 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     prompt_doubt: str | None = None
     """Why the engine may have read another prompt than is recorded, as it reports itself; None: nothing shows that."""
     rejects: list[str] = []
-    """Earlier calls with this very prompt whose answers the harness had received whole, and asked again."""
+    """Earlier calls of its thread with this very prompt whose answers the harness had received whole, and asked again. Each is named by
+    the first call that asks again."""
     media: list[Medium] = []
     """The images and sounds of the whole prompt, in its order."""
     routed_experts: str | None = None

@@ -68,6 +68,23 @@ def test_what_another_engine_sampled_is_context() -> None:
     assert len(lines(log.build(PrefixMerging()))[0].split("[")) == 4, "all are trained where nobody says whose"
 
 
+@pytest.mark.parametrize("builder", BOTH)
+def test_rejected_answers_are_traces_of_their_own_if_a_task_trains_them(builder: type[Builder]) -> None:
+    log = Log()
+    log.call("a", "sys hi", "hello")
+    log.call("b", "sys hi hello tool", "{ oops")
+    log.call("c", "sys hi hello tool", "lost in a crash", rejects=["b"])
+    log.call("d", "sys hi hello tool", "done", lineage={"retry": "1"})
+    masked = log.build(builder())
+    assert masked.stats.masked_tokens == {"rejected": 2, "undelivered": 4}
+    built = log.build(builder(filters={"rejected": "train"}))
+    assert built.stats.masked_tokens == {"undelivered": 4}
+    trained = {span.call.call_id: one.trace.reward for one in built.expanded() for span in one.spans}
+    assert trained == {"a": 1.0, "b": 1.0, "d": 1.0}
+    credited = log.build(builder(filters={"rejected": "train"}, rewards="main_chain"))
+    assert {one.trace_id: one.reward for one in credited.traces}["t.0/b"] is None
+
+
 def test_sessions_that_end_otherwise_have_nothing_to_train() -> None:
     log, only = session(), PrefixMerging(filters={"statuses": ["COMPLETED"]})
     assert len(log.build(only).traces) == 2

@@ -69,6 +69,33 @@ after a retry, the last answer is trained if the session continues none
     = sys hi [good night]
     tokens 6, trained 2, masked undelivered 2
 
+an answer that the harness saw before it asked again is rejected
+    a: sys hi > { oops -> root, rejected
+    b: {rejects=a} sys hi > good night -> retry
+    c: sys hi good night tool > ok -> after b
+    = sys hi [good night] tool [ok]
+    tokens 8, trained 3, masked rejected 2, drift clean 1
+
+the calls that reject an answer may have no answer themselves
+    a: sys hi > { oops -> root, rejected
+    b: {rejects=a outcome=failed} sys hi > -> -
+    c: sys hi > good night -> retry
+    = sys hi [good night]
+    tokens 6, trained 2, masked rejected 2
+
+an answer that the session continues wasn't rejected, whatever was asked again
+    a: sys hi > good day -> root
+    b: {rejects=a} sys hi > good night -> retry, undelivered
+    c: sys hi good day tool > ok -> after a
+    = sys hi [good day] tool [ok]
+    tokens 8, trained 3, masked undelivered 2, drift clean 1
+
+an answer that was rejected for an answer that nobody received is trained
+    a: sys hi > good day -> root
+    b: {rejects=a disowned} sys hi > good night -> retry, disowned
+    = sys hi [good day]
+    tokens 6, trained 2, masked disowned 2
+
 a retry in the middle of a session costs the unused answer alone
     a: sys hi > hello -> root
     lost: sys hi hello tool 1 > half an answer -> after a, undelivered
@@ -260,6 +287,8 @@ def played(log: Log, row: re.Match[str]) -> None:
     fields |= {name: int(known[name]) for name in ("choice", "realigned") if name in known}
     if "at" in known:
         fields |= zip(("received_at", "completed_at"), map(int, known["at"].split("-")), strict=False)
+    if "rejects" in known:
+        fields["rejects"] = [known["rejects"]]
     if "outcome" in known:
         fields["outcome"] = CallOutcome(known["outcome"])
     if known.keys() & LINEAGE:
@@ -288,7 +317,7 @@ def test_calls_give_these_branches_traces_and_totals(case: str) -> None:
     calls = [call for call in map(CALL.fullmatch, rows) if call]
     for call in calls:
         played(log, call)
-    built = log.build(disowned=frozenset(call["id"] for call in calls if call["known"] == "disowned"))
+    built = log.build(disowned=frozenset(call["id"] for call in calls if "disowned" in (call["known"] or "").split()))
     assert outcomes(built) == [row.rpartition(" -> ")[2] for row in rows]
     answered = [call for call in built.calls if call.outcome == CallOutcome.ANSWERED]
     assert (built.stats.calls, built.stats.answered) == (len(calls), len(answered))

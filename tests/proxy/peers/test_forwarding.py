@@ -78,6 +78,18 @@ async def test_whoever_is_asked_the_owner_answers_and_the_call_is_on_the_log_onc
     assert not sum(figure(proxy, "polar_proxy_held_total") for proxy in pair)
 
 
+async def test_whether_a_forwarded_answer_reached_its_harness_isn_t_known_so_it_is_never_rejected(
+    pair: tuple[Proxy, Proxy], bench: Bench, http: aiohttp.ClientSession
+) -> None:
+    asked, owner = pair
+    session, answered = owned_by(owner), []
+    for proxy in (asked, owner, owner):
+        async with ask(http, proxy, bench.key(session)) as response:
+            answered.append((await response.json())["id"])
+    calls = await bench.calls(3, session)
+    assert [call.rejects for call in calls] == [[], [], answered[1:2]]
+
+
 async def test_a_forwarded_stream_is_kept_alive_by_who_was_asked(
     pair: tuple[Proxy, Proxy],
     bench: Bench,

@@ -181,6 +181,46 @@ async def test_an_answer_that_nobody_got_is_disowned_and_not_repeated(
     assert repeated[1] == second.call_id != first.call_id
 
 
+async def test_a_call_names_the_answers_that_its_harness_saw_and_asked_again(ask: Ask, bench: Bench) -> None:
+    """Whether they were streamed or not, and at whatever temperature. A retry's client didn't get the answer."""
+    first = await ask("0", stream=True)
+    second = await ask(temperature=0.5)
+    third = await ask("1", temperature=0.7)
+    fourth, other = await ask("0"), await ask(headers={"x-session-id": "another"})
+    calls = {call.call_id: call.rejects for call in await bench.calls(5)}
+    assert calls == {first[1]: [], second[1]: [first[1]], third[1]: [], fourth[1]: [third[1]], other[1]: []}
+
+
+async def test_all_choices_of_an_answer_are_rejected_by_all_choices_of_the_next(ask: Ask, bench: Bench) -> None:
+    first, second = await ask(n=2), await ask(n=2)
+    both = [first[1], f"{first[1]}.1"]
+    calls = {call.call_id: call.rejects for call in await bench.calls(4)}
+    assert calls == {f"{one[1]}{choice}": seen for one, seen in ((first, []), (second, both)) for choice in ("", ".1")}
+
+
+async def test_an_answer_that_was_under_way_when_the_question_came_again_isn_t_rejected(
+    ask: Ask, bench: Bench, proxy: Proxy, scripted: ScriptedEngine
+) -> None:
+    """As sub-agents without headers that start alike; another seed makes two requests of them."""
+    scripted.faults.add(Slow(delay_s=0.5, times=2))
+    await asyncio.gather(ask(seed=1), ask(seed=2))
+    assert [call.rejects for call in await bench.calls(2)] == [[], []]
+
+
+async def test_an_answer_that_nobody_got_isn_t_rejected(
+    ask: Ask, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*_: object) -> None:
+        raise aiohttp.ClientConnectionResetError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(web.Response, "write_eof", gone)
+        with pytest.raises(aiohttp.ClientError):
+            await ask()
+    await ask()
+    assert [call.rejects for call in await bench.calls(2)] == [[], []]
+
+
 async def test_only_the_newest_answers_are_kept(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.session.repeats.ANSWERED", 2)
     given = [await ask("0", seed=seed) for seed in range(3)]
