@@ -1,0 +1,138 @@
+"""What each trainer gets of a group, read back as rows: from the SDK's rows and batches, and from each exporter's format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from polar.trainer.exporters import nemo, prime_rl, skyrl, slime, trl, verl
+from polar.trainer.exporters.segments import rewarded
+from polar.trainer.groups import Group
+from polar.trainer.packing import pack
+from polar.trainer.rows import UNKNOWN, grpo
+from tests.faithfulness.oracle import Row
+
+ROOM = 20_000
+"""Tokens of a batch: more than any row has."""
+NO_VERSION = -7
+"""What verl is told for an unknown version."""
+
+
+def sdk_rows(group: Group) -> Iterator[Row]:
+    for row in grpo(group):
+        versions = [None if version == UNKNOWN else version for version in row.policy_versions.tolist()]
+        yield Row("sdk", row.token_ids.tolist(), row.loss_mask.tolist(), row.logprobs.tolist(), versions)
+
+
+def batches(group: Group) -> Iterator[Row]:
+    for batch in pack(grpo(group), ROOM):
+        ids, mask, logprobs = batch.token_ids.tolist(), batch.loss_mask.tolist(), batch.logprobs.tolist()
+        versions = [None if version == UNKNOWN else version for version in batch.policy_versions.tolist()]
+        edges = batch.cu_seqlens.tolist()
+        for start, end in pairwise(edges):
+            yield Row("batch", ids[start:end], mask[start:end], logprobs[start:end], versions[start:end])
+
+
+def slime_samples(group: Group) -> Iterator[Row]:
+    for rollout in slime.samples(group, group_index=0, first_index=0):
+        for sample in rollout:
+            padding = [0] * (len(sample["tokens"]) - sample["response_length"])
+            yield Row(
+                "slime",
+                sample["tokens"],
+                padding + sample["loss_mask"],
+                padding + sample["rollout_log_probs"],
+            )
+
+
+def verl_outputs(group: Group) -> Iterator[Row]:
+    for trajectory in group.trajectories:
+        for output in verl.agent_loop_outputs(trajectory, unknown_version=NO_VERSION):
+            padding = [0] * len(output["prompt_ids"])
+            yield Row(
+                "verl",
+                output["prompt_ids"] + output["response_ids"],
+                padding + output["response_mask"],
+                padding + output["response_logprobs"],
+            )
+
+
+def verl_proto(group: Group) -> Iterator[Row]:
+    rows = [segment for _, parts in rewarded(group) for segment in parts]
+    if not rows:
+        return
+    prompt, response = max(row.prompt_length for row in rows), max(map(len, rows))
+    batch = verl.data_proto(
+        [group], prompt_length=prompt, response_length=response, pad_token_id=0, unknown_version=NO_VERSION
+    ).batch
+    for index in range(len(batch["input_ids"])):
+        is_real = batch["attention_mask"][index].astype(bool)
+        padding = [0] * int(is_real[:prompt].sum())
+        in_response = is_real[prompt:]
+        yield Row(
+            "verl batch",
+            batch["input_ids"][index][is_real].tolist(),
+            padding + batch["response_mask"][index][in_response].tolist(),
+            padding + batch["rollout_log_probs"][index][in_response].tolist(),
+        )
+
+
+def trl_samples(group: Group) -> Iterator[Row]:
+    for sample in trl.rollout_samples(group, group_id=0):
+        yield Row("trl", sample.input_ids, sample.completion_mask, sample.old_log_probs)
+
+
+def prime_rl_samples(group: Group) -> Iterator[Row]:
+    for sample in prime_rl.training_samples(group, env_name="t"):
+        yield Row("prime-rl", sample.token_ids, sample.mask, sample.logprobs)
+
+
+def skyrl_rows(group: Group) -> Iterator[Row]:
+    output = skyrl.generator_output([group])
+    columns = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs")
+    for prompt, response, mask, logprobs in zip(*(output[name] for name in columns), strict=True):
+        padding = [0] * len(prompt)
+        yield Row("skyrl", prompt + response, padding + mask, padding + logprobs)
+
+
+def nemo_results(group: Group) -> Iterator[Row]:
+    for result in nemo.results(group, task_index=0):
+        tokens: list[int] = []
+        mask: list[int] = []
+        logprobs: list[float] = []
+        for item in result["response"]["output"]:
+            read = item["prompt_token_ids"][len(tokens) :]
+            assert item["prompt_token_ids"][: len(tokens)] == tokens
+            sampled = item["generation_token_ids"]
+            tokens += read + sampled
+            mask += [0] * len(read) + [1] * len(sampled)
+            logprobs += [0.0] * len(read) + item["generation_log_probs"]
+        yield Row("nemo gym", tokens, mask, logprobs)
+
+
+def nemo_logs(group: Group) -> Iterator[Row]:
+    for _, parts in rewarded(group):
+        for segment in parts:
+            row = Row("nemo rl", [], mask := [], logprobs := [])
+            for message in nemo.message_log(segment):
+                ids: list[Any] = message["token_ids"].tolist()
+                is_sampled = message["role"] == "assistant"
+                row.tokens += ids
+                mask += [is_sampled] * len(ids)
+                logprobs += message["generation_logprobs"].tolist() if is_sampled else [0.0] * len(ids)
+            yield row
+
+
+FORMATS: dict[str, Callable[[Group], Iterator[Row]]] = {
+    "the SDK's rows": sdk_rows,
+    "the SDK's batches": batches,
+    "slime": slime_samples,
+    "verl's agent loop": verl_outputs,
+    "verl's batch": verl_proto,
+    "TRL": trl_samples,
+    "prime-rl": prime_rl_samples,
+    "SkyRL": skyrl_rows,
+    "NeMo-Gym": nemo_results,
+    "NeMo-RL": nemo_logs,
+}

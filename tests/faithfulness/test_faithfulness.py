@@ -1,0 +1,90 @@
+"""Random sessions against an independent statement of guarantee 2: through builders, filters, the codec, the SDK and every exporter.
+
+Each run draws other sessions. A failure names its seed: `ORACLE_SEED=<seed> ORACLE_SESSIONS=1` runs that group alone, and
+`ORACLE_SESSIONS=20000` searches for longer.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+
+from consumers.builders.base import BuiltFrom
+from consumers.builders.per_request import PerRequest
+from consumers.builders.prefix_merging import PrefixMerging
+from polar.trainer.groups import Group
+from tests.faithfulness.exports import FORMATS
+from tests.faithfulness.oracle import Truth, Unfaithful, check_trajectory, plain_rows, trained_logprobs
+from tests.faithfulness.sessions import KINDS, Session, session
+from topics import completions, trajectories
+from topics.contract.codec import encode
+from topics.types.building import Filters
+from topics.types.trajectory import Trajectory
+
+SESSIONS = int(os.environ.get("ORACLE_SESSIONS", "500"))
+SEED = int(os.environ.get("ORACLE_SEED") or int.from_bytes(os.urandom(4)))
+BLOCKS = 10
+
+
+def settings(random: Random) -> dict[str, Any]:
+    """Settings that both builders have."""
+    filters: dict[str, Any] = {
+        "kinds": random.choice([["main"], [*KINDS]]),
+        "engines": ["large"],
+        "statuses": ["COMPLETED", "TIMED_OUT"],
+        "drop_truncated": True,
+        "rejected": "train",
+        "max_tokens": random.choice([30, 300]),
+        "min_trainable_tokens": random.choice([2, 8]),
+    }
+    used = [name for name in filters if random.random() < (0.5 if name == "rejected" else 0.15)]
+    rewards = random.choice(["all", "all", "main_chain", "leaf"])
+    return {"rewards": rewards, "filters": {name: filters[name] for name in used}}
+
+
+def built(lived: Session, builder: PrefixMerging | PerRequest) -> Trajectory:
+    """The trajectory as a trainer reads it, of records as a builder reads them."""
+    calls = [completions.CODEC.decode(encode(record)) for record in lived.records]
+    assert all(isinstance(call, completions.Completion) for call in calls)
+    made = builder.build(BuiltFrom(lived.build, calls, lived.disowned))  # type: ignore[arg-type]
+    decoded = trajectories.CODEC.decode(encode(made))
+    assert isinstance(decoded, Trajectory)
+    return decoded
+
+
+def check_group(seed: int) -> int:
+    """Raises Unfaithful if any of the group's tokens isn't what it should be; returns the number of sessions."""
+    random = Random(seed)
+    numbers, size = count(1), random.choice([1, 1, 2, 3])
+    lived = [session(random, numbers, index, size) for index in range(size)]
+    truth = Truth(lived)
+    for builder in (PrefixMerging, PerRequest):
+        chosen = settings(random)
+        made = [built(one, builder(**chosen)) for one in lived]
+        for one, trajectory in zip(lived, made, strict=True):
+            check_trajectory(one, trajectory, Filters(**chosen["filters"]))
+        rows = [row for trajectory in made for row in plain_rows(trajectory, rewarded=False)]
+        truth.check_rows(rows, trained_logprobs(rows))
+        rewarded = [row for trajectory in made for row in plain_rows(trajectory, rewarded=True)]
+        group = Group("t", made)
+        for name, rows_of in FORMATS.items():
+            try:
+                truth.check_rows(rows_of(group), trained_logprobs(rewarded))
+            except Unfaithful as found:
+                raise Unfaithful(name, *found.args) from None
+    return size
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_every_trained_token_is_as_it_was_sampled_and_every_other_has_a_reason(block: int) -> None:
+    seed, sessions = SEED + block * 10**10, 0
+    while sessions < SESSIONS / BLOCKS:
+        try:
+            sessions += check_group(seed)
+        except Exception as found:
+            raise AssertionError(f"seed {seed}: {found}") from found
+        seed += 1
