@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.faithfulness.sessions import Lived, Session, Version
+from tests.faithfulness.sessions import Lived, Read, Session, Version, ids_of
 from topics.types.building import Filters
 from topics.types.completion import CallOutcome
-from topics.types.trajectory import Trajectory
+from topics.types.trajectory import Node, Trajectory
 
 TRAINED_BY_DEFAULT = ("main", "subagent", "compaction")
 MANY_WORDS = 10_000
@@ -98,7 +98,7 @@ class Truth:
                     row.versions[position] == version, *at, "has the version", row.versions[position], "not", version
                 )
             if before != (call, index - 1):  # otherwise its prefix is that of the token before, and that token
-                require(row.tokens[:position] == call.whole[:position], *at, "has another prefix")
+                require(row.tokens[:position] == ids_of(call.whole[:position]), *at, "has another prefix")
             before = call, index
             yield logprob
         if row.all_versions is not None:
@@ -126,8 +126,8 @@ class _Check:
         ids = [call.call_id for call in trajectory.calls]
         on_log = [call.call_id for call in session.calls if call.damage != "gone"]
         require(ids == on_log, "calls", ids, on_log)
-        self._prefixes: list[list[int]] = []
-        """By node: all tokens from its root to its end."""
+        self._prefixes: list[list[Read]] = []
+        """By node: all that a model reads from the node's root to its end."""
         self._place: list[tuple[Lived, range] | None] = []
         """By node: the call that sampled it, and which of the call's tokens it holds."""
 
@@ -136,7 +136,7 @@ class _Check:
         held: defaultdict[str, list[int]] = defaultdict(list)
         for number, node in enumerate(self._made.nodes):
             require(-1 <= node.parent < number, "node", number, "has the parent", node.parent)
-            tokens = array("i", node.tokens).tolist()
+            tokens = _read(node)
             require(tokens, "node", number, "is empty")
             prefix = ([] if node.parent == -1 else self._prefixes[node.parent]) + tokens
             self._prefixes.append(prefix)
@@ -218,6 +218,16 @@ class _Check:
         require(in_nodes == dict(masked), "stats.masked_tokens", stats.masked_tokens, masked)
         in_no_node = sum(stats.masked_tokens.get(reason, 0) for reason in PLACELESS)
         require(in_no_node == placeless, "stats.masked_tokens", stats.masked_tokens, placeless)
+
+
+def _read(node: Node) -> list[Read]:
+    """What a model reads in a node."""
+    images: defaultdict[int, list[str]] = defaultdict(list)
+    for medium in node.media:
+        images[medium.position or 0].append(medium.digest)
+    return [
+        (token, *images[at]) if at in images else token for at, token in enumerate(array("i", node.tokens).tolist())
+    ]
 
 
 def versions_of(call: Any, tokens: int) -> list[Version]:
@@ -346,11 +356,11 @@ def _unused(session: Session, placed: Sequence[Lived]) -> dict[str, set[str | No
     return found
 
 
-def _begins(prompt: list[int], tokens: list[int]) -> bool:
+def _begins(prompt: list[Read], tokens: list[Read]) -> bool:
     return prompt[: len(tokens)] == tokens
 
 
-def _may_repeat(session: Session, prompt: list[int], question: list[int]) -> bool:
+def _may_repeat(session: Session, prompt: list[Read], question: list[Read]) -> bool:
     """Whether a prompt may hold an answer to a question, as a template or a harness changed it. With few words any prompt may."""
     return session.words < MANY_WORDS or (len(prompt) > len(question) and _begins(prompt, question[:-1]))
 

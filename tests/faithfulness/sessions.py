@@ -10,7 +10,7 @@ sampled, or in one of the ways in which real templates and harnesses change them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -22,13 +22,15 @@ from proxy.session.seen import Question, SeenAnswers
 from tests.consumers.token_tree.transcripts import build_record, completion
 from topics.calls.delta import BLOCK, PromptIndex
 from topics.completions import Build
-from topics.types.completion import CallOutcome, Completion, PolicySpan, Sampling, TokenDelta
+from topics.types.completion import CallOutcome, Completion, Medium, PolicySpan, Sampling, TokenDelta
 from topics.types.session import Status
-from topics.types.tokens import pack_ids, pack_logprobs, unpack_ids
+from topics.types.tokens import Ids, pack_ids, pack_logprobs, unpack_ids
 
-BEGIN, OPEN, OPEN_ELSE, THINK, THOUGHT, END, END_ELSE, TOOL = range(8)
+MEDIA = False
+"""Whether prompts have images: the writer of deltas takes them as `encode(prompt, media)` and `add(call_id, prompt, sampled, media)`."""
+BEGIN, OPEN, OPEN_ELSE, THINK, THOUGHT, END, END_ELSE, TOOL, IMAGE = range(9)
 """Special tokens. A template opens an answer with OPEN, and may spell that OPEN_ELSE once the answer is history; so with END."""
-WORDS = 8
+WORDS = 9
 """The first token that is text."""
 ENGINES = ("large", "small")
 KINDS = ("main", "subagent", "compaction", "title", "summary")
@@ -37,6 +39,8 @@ LOGPROB_STEP = 1 / 1024
 
 Version = tuple[int | None, int | None]
 """Policy version and the publication that announced it; None: unknown."""
+Read = int | tuple[int, *tuple[str, ...]]
+"""What a model reads in one place: a token, or a token with the digests of the images that begin there."""
 
 
 @dataclass(eq=False)
@@ -47,7 +51,7 @@ class Lived:
     request: str
     """The id of its request's first choice."""
     choice: int
-    prompt: list[int]
+    prompt: list[Read]
     sampled: list[int]
     logprobs: list[float]
     """One for each sampled token, as are the versions."""
@@ -74,8 +78,8 @@ class Lived:
     """What is wrong with its record: the reason code of a mask, or `gone`: it isn't on the log."""
 
     @property
-    def whole(self) -> list[int]:
-        return self.prompt + self.sampled
+    def whole(self) -> list[Read]:
+        return [*self.prompt, *self.sampled]
 
 
 @dataclass
@@ -95,7 +99,7 @@ class Session:
 class _Conversation:
     """What an agent would send next."""
 
-    tokens: list[int]
+    tokens: list[Read]
     engine: str
     kind: str
     thread: str | None
@@ -116,6 +120,9 @@ class Agent:
         self._session_id = session_id
         self._words = random.choice([3, 40, 40, 30_000])
         """The size of the vocabulary: with few words, prompts and answers meet by chance."""
+        self._images = MEDIA and random.random() < 0.5
+        self._knows_places = random.random() < 0.8
+        """Whether the engine tells where in a prompt its images are; otherwise they may change every token of it."""
         self._system = self._text(random.choice([1, 4, 4, 4, BLOCK, 2 * BLOCK + 30]))
         self._has_threads = random.random() < 0.5
         self._thinks = random.random() < 0.3
@@ -187,7 +194,7 @@ class Agent:
     def _start(self, kind: str) -> None:
         self._threads += 1
         thread = f"thread {self._threads}" if self._has_threads else None
-        tokens = [BEGIN, *self._system, *self._text(4), END]
+        tokens: list[Read] = [BEGIN, *self._system, *self._text(4), END]
         self._conversations.append(_Conversation(tokens, self._random.choice(ENGINES), kind, thread))
 
     def _start_alike(self) -> None:
@@ -222,7 +229,7 @@ class Agent:
             return
         to = self._random.choice(answered)
         kept = self._random.randrange(1, len(to.prompt) + 1)
-        conversation.tokens = to.prompt[:kept] + self._random.choice([[], self._observation()])
+        conversation.tokens = [*to.prompt[:kept], *self._random.choice([[], self._observation()])]
         conversation.realigned = 0
 
     def _turns(self, conversations: Sequence[_Conversation]) -> None:
@@ -253,7 +260,7 @@ class Agent:
         self._prompts = PromptIndex()
         for call in self._calls:
             if call.outcome is CallOutcome.ANSWERED and not call.is_disowned and self._random.random() < 0.9:
-                self._prompts.add(call.call_id, _ids(call.prompt), _ids(call.sampled))
+                self._remember(call)
 
     def _publish(self) -> None:
         """New weights, older ones again, or an engine that was started anew and names none."""
@@ -273,6 +280,9 @@ class Agent:
         """The calls of one request; their answers exist, and nobody has them."""
         self._now += 1
         prompt = [*conversation.tokens, OPEN]
+        if not self._knows_places:
+            images = [digest for read in prompt for digest in images_of(read)]
+            prompt = [(BEGIN, *images), *ids_of(prompt[1:])] if images else prompt
         request = f"{self._session_id}-{len(self._calls)}"
         grammar = self._random.random() < 0.2
         sampling = Sampling(
@@ -299,7 +309,7 @@ class Agent:
         self._calls += asked
         return asked
 
-    def _sampled(self, prompt: list[int]) -> tuple[list[int], str]:
+    def _sampled(self, prompt: list[Read]) -> tuple[list[int], str]:
         """An answer, and why it ended: at times the very answer that the prompt got before."""
         thoughts = [THINK, *self._text(3), THOUGHT] if self._thinks and self._random.random() < 0.7 else []
         text = self._text(self._random.choice([0, 1, 2, 5, 5, 12, 40]))
@@ -351,25 +361,40 @@ class Agent:
     def _go_on(self, conversation: _Conversation, used: Lived) -> None:
         """The conversation with an answer, as this session's template or harness writes it, and what the agent says next."""
         way = self._random.choice(self._ways)
-        answer, opening = used.sampled, used.prompt[-1:]
+        answer, opening = used.sampled, OPEN
         if way == "end_of_turn":
             answer = [*answer[:-1], END_ELSE]
         elif way == "stripped":
             answer = answer[self._random.randrange(len(answer) + 1) :]
         elif way == "opening":
-            opening = [OPEN_ELSE]
+            opening = OPEN_ELSE
         elif way == "edited":
             answer = answer[: self._random.randrange(len(answer) + 1)] + self._text(3)
-        conversation.tokens = used.prompt[:-1] + opening + answer + self._observation()
+        conversation.tokens = [*used.prompt[:-1], opening, *answer, *self._observation()]
         conversation.realigned = self._random.randrange(1, 3) if way == "realigned" else 0
 
-    def _observation(self) -> list[int]:
-        return [TOOL, *self._text(self._random.choice([1, 3, 3, 3, 60])), END]
+    def _observation(self) -> list[Read]:
+        """What a tool or a user says, with an image at times: one of few, so that prompts differ in an image alone."""
+        text = self._text(self._random.choice([1, 3, 3, 3, 60]))
+        image = self._random.choice("abc") * 64
+        return [TOOL, *([(IMAGE, image), IMAGE] if self._images and self._random.random() < 0.4 else []), *text, END]
 
     def _text(self, size: int) -> list[int]:
         return [self._random.randrange(WORDS, WORDS + self._words) for _ in range(size)]
 
     # The log
+
+    def _remember(self, call: Lived) -> None:
+        self._prompts.add(call.call_id, _ids(call.prompt), _ids(call.sampled), *self._media(call))
+
+    def _media(self, call: Lived) -> tuple[Any, ...]:
+        """The prompt's images, for a writer of deltas that takes them."""
+        found = [
+            Medium(digest, position=at if self._knows_places else None)
+            for at, read in enumerate(call.prompt)
+            for digest in images_of(read)
+        ]
+        return (found,) if MEDIA else ()
 
     def _log(self, call: Lived, rejects: list[str]) -> None:
         record = self._record(call, rejects)
@@ -378,7 +403,7 @@ class Agent:
             # Kafka may have it nevertheless. The proxy writes no delta against it.
             call.is_disowned = call.outcome is CallOutcome.ANSWERED
         elif call.outcome is CallOutcome.ANSWERED:
-            self._prompts.add(call.call_id, _ids(call.prompt), _ids(call.sampled))
+            self._remember(call)
         self._records += [record] * (2 if self._random.random() < 0.03 else 1)
 
     def _record(self, call: Lived, rejects: list[str]) -> Completion:
@@ -391,7 +416,7 @@ class Agent:
             call.prompt_doubt = "the engine read another prompt"
         return completion(
             call.call_id,
-            self._prompts.encode(_ids(call.prompt)) if is_answered else TokenDelta(b""),
+            self._prompts.encode(_ids(call.prompt), *self._media(call)) if is_answered else TokenDelta(b""),
             call.sampled,
             session_id=self._session_id,
             logprobs=pack_logprobs(call.logprobs),
@@ -411,6 +436,7 @@ class Agent:
             policy_spans=_spans(call.versions),
             rejects=rejects,
             prompt_doubt=call.prompt_doubt,
+            **({"media": self._media(call)[0]} if MEDIA and is_answered else {}),
         )
 
     def _damage_records(self) -> None:
@@ -470,8 +496,18 @@ def _spans(versions: Sequence[Version]) -> list[PolicySpan]:
 def _question(call: Lived) -> Question:
     """Its prompt stands for the messages that it was rendered from."""
     thread = None if call.thread is None else frozenset({("thread", call.thread)})
-    return pack_ids(call.prompt), b"", thread
+    return repr(call.prompt).encode(), b"", thread
 
 
-def _ids(tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.array(tokens, dtype=np.int32)
+def images_of(read: Read) -> tuple[str, ...]:
+    """The digests of the images that begin in a place."""
+    return () if isinstance(read, int) else read[1:]
+
+
+def ids_of(prompt: Iterable[Read]) -> list[int]:
+    """The token ids alone."""
+    return [read if isinstance(read, int) else read[0] for read in prompt]
+
+
+def _ids(tokens: Iterable[Read]) -> Ids:
+    return np.array(ids_of(tokens), dtype=np.int32)
