@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +12,25 @@ from polar.trainer.exporters.segments import rewarded
 from polar.trainer.groups import Group
 from polar.trainer.packing import pack
 from polar.trainer.rows import UNKNOWN, grpo
-from tests.faithfulness.oracle import Row
+from tests.faithfulness.rows import Row
 
 ROOM = 20_000
 """Tokens of a batch: more than any row has."""
 NO_VERSION = -7
 """What verl is told for an unknown version."""
+
+
+def _all_known(reported: set[int], versions: set[int | None]) -> bool:
+    return reported == versions - {None}
+
+
+def _range(oldest: int, newest: int, versions: set[int | None]) -> bool:
+    known = [NO_VERSION] if None in versions else [version for version in versions if version is not None]
+    return (oldest, newest) == (min(known), max(known))
+
+
+def _oldest(reported: int, versions: set[int | None]) -> bool:
+    return reported == min(UNKNOWN if version is None else version for version in versions)
 
 
 def sdk_rows(group: Group) -> Iterator[Row]:
@@ -43,6 +57,7 @@ def slime_samples(group: Group) -> Iterator[Row]:
                 sample["tokens"],
                 padding + sample["loss_mask"],
                 padding + sample["rollout_log_probs"],
+                names=partial(_all_known, {int(version) for version in sample["weight_versions"]}),
             )
 
 
@@ -55,6 +70,7 @@ def verl_outputs(group: Group) -> Iterator[Row]:
                 output["prompt_ids"] + output["response_ids"],
                 padding + output["response_mask"],
                 padding + output["response_logprobs"],
+                names=partial(_range, *(output["extra_fields"][f"{end}_global_steps"] for end in ("min", "max"))),
             )
 
 
@@ -80,7 +96,20 @@ def verl_proto(group: Group) -> Iterator[Row]:
 
 def trl_samples(group: Group) -> Iterator[Row]:
     for sample in trl.rollout_samples(group, group_id=0):
-        yield Row("trl", sample.input_ids, sample.completion_mask, sample.old_log_probs)
+        ids, mask = list(map(int, sample.input_ids)), list(map(int, sample.completion_mask))
+        yield Row(
+            "trl", ids, mask, list(map(float, sample.old_log_probs)), names=partial(_oldest, sample.model_version)
+        )
+
+
+def trl_rollouts(group: Group) -> Iterator[Row]:
+    """The longest trace of each session, with or without a reward."""
+    if any(trajectory.traces for trajectory in group.trajectories):
+        found = trl.rollouts([group], num_generations=len(group.trajectories), branches="longest")
+        columns = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
+        for prompt, completion, mask, logprobs in zip(*(found[name] for name in columns), strict=True):
+            padding = [0] * len(prompt)
+            yield Row("trl rollout", prompt + completion, padding + mask, padding + logprobs)
 
 
 def prime_rl_samples(group: Group) -> Iterator[Row]:
@@ -136,3 +165,4 @@ FORMATS: dict[str, Callable[[Group], Iterator[Row]]] = {
     "NeMo-Gym": nemo_results,
     "NeMo-RL": nemo_logs,
 }
+"""Formats that train every token with a reward."""

@@ -1,0 +1,118 @@
+"""Guarantee 2 for rows, the form in which every trainer gets tokens: each trained token is as it was sampled.
+
+A token of a row is identified by its logprob, and everything else about it is compared with the truth.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.faithfulness.lived import Lived, Session, ids_of
+from topics.types.trajectory import Trajectory
+
+Token = tuple[Lived, int]
+"""A sampled token: its call, and its index among the tokens that the call sampled."""
+
+
+class UnfaithfulError(AssertionError):
+    """Something that guarantee 2 forbids."""
+
+
+def require(holds: object, *found: object) -> None:
+    """Raise UnfaithfulError with what was found, unless it holds."""
+    if not holds:
+        raise UnfaithfulError(" ".join(map(str, found)))
+
+
+@dataclass
+class Row:
+    """A sequence as a trainer gets it, whatever its format; all lists have one entry for each token."""
+
+    name: str
+    tokens: list[int]
+    is_trained: Sequence[object]
+    logprobs: Sequence[float]
+    versions: list[int | None] | None = None
+    """None: the format has no version for each token."""
+    names: Callable[[set[int | None]], bool] | None = None
+    """Whether what the format says of the row's versions fits those of its trained tokens; None: it says nothing."""
+
+
+class Truth:
+    """What really was sampled in the sessions of a group, by logprob."""
+
+    def __init__(self, sessions: Iterable[Session]) -> None:
+        self._tokens: dict[float, Token] = {
+            logprob: (call, index)
+            for session in sessions
+            for call in session.calls
+            for index, logprob in enumerate(call.logprobs)
+        }
+
+    def check(self, rows: Iterable[Row], wanted: Iterable[float]) -> None:
+        """Each of the `wanted` tokens (by their logprobs) is trained in these rows, and no other token is; and as `trained`."""
+        found = self.trained(rows)
+        lost, more = set(wanted) - found, found - set(wanted)
+        require(not lost, "in no row:", [self._tokens[logprob][0].call_id for logprob in lost])
+        require(not more, "trained without a right to:", [self._tokens[logprob][0].call_id for logprob in more])
+
+    def trained(self, rows: Iterable[Row]) -> set[float]:
+        """The logprobs of the tokens that these rows train. Each is trained once, as it was sampled."""
+        found: Counter[float] = Counter()
+        for row in rows:
+            lengths = {len(row.tokens), len(row.is_trained), len(row.logprobs)}
+            require(len(lengths) == 1, row.name, "has lists of unequal length")
+            found.update(self._of_row(row))
+        twice = [logprob for logprob, times in found.items() if times > 1]
+        require(not twice, "trained twice:", [self._tokens[logprob][0].call_id for logprob in twice])
+        return set(found)
+
+    def _of_row(self, row: Row) -> Iterator[float]:
+        versions: set[int | None] = set()
+        before: Token | None = None
+        for position, (is_trained, logprob) in enumerate(zip(row.is_trained, row.logprobs, strict=True)):
+            if not is_trained:
+                require(logprob == 0, row.name, position, "has a logprob, and isn't trained")
+                before = None
+                continue
+            require(logprob in self._tokens, row.name, position, "has a logprob that no engine gave:", logprob)
+            call, index = self._tokens[logprob]
+            at = row.name, position, call.call_id, index
+            require(position == len(call.prompt) + index, *at, "stands elsewhere than it was sampled")
+            require(row.tokens[position] == call.sampled[index], *at, "has another token's logprob")
+            if before != (call, index - 1):  # otherwise its prefix is that of the token before, and that token
+                require(row.tokens[:position] == ids_of(call.whole[:position]), *at, "has another prefix")
+            before = call, index
+            version, _ = call.versions[index]
+            versions.add(version)
+            named = version if row.versions is None else row.versions[position]
+            require(named == version, *at, "has the version", named, "not", version)
+            yield logprob
+        require(
+            row.names is None or not versions or row.names(versions), row.name, "names other versions than", versions
+        )
+
+
+def plain_rows(trajectory: Trajectory, *, rewarded: bool) -> Iterator[Row]:
+    """A trajectory's traces, or those with a reward, expanded by walking up from their leaves."""
+    for trace in trajectory.traces:
+        if rewarded and trace.reward is None:
+            continue
+        row = Row(trace.trace_id, tokens := [], is_trained := [], logprobs := [])
+        at = trace.leaf
+        while at != -1:
+            node, trains = trajectory.nodes[at], at in trace.trains
+            own = array("i", node.tokens).tolist()
+            tokens[:0] = own
+            is_trained[:0] = [trains] * len(own)
+            logprobs[:0] = array("f", node.logprobs or b"").tolist() if trains else [0.0] * len(own)
+            at = node.parent
+        yield row
+
+
+def trained_logprobs(rows: Iterable[Row]) -> list[float]:
+    """The logprobs of all trained tokens."""
+    return [p for row in rows for p, is_trained in zip(row.logprobs, row.is_trained, strict=True) if is_trained]
