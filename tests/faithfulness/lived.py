@@ -1,4 +1,4 @@
-"""What really happened in a session, in the plainest form: whole lists, one entry for each token. Records and builders have no part here."""
+"""What really happened in a session, in the plainest form: whole lists, one entry for each token. It knows neither records nor builders."""
 
 from __future__ import annotations
 

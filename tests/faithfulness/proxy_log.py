@@ -71,16 +71,14 @@ class ProxyLog:
         self.records += [record] * (2 if self._random.random() < 0.03 else 1)
 
     def damage(self, calls: Sequence[Lived], kind: str) -> None:
-        """Lose records of some calls (`gone`), or change them so that the reason `kind` holds."""
-        for call in self._random.sample(calls, min(2, len(calls))):
-            record = next((one for one in self.records if one.call_id == call.call_id), None)
-            changed = None if record is None else _damaged(record, kind, self._random)
-            if changed is not None:
-                call.damage = kind
-                self.records = [changed if one.call_id == call.call_id else one for one in self.records]
-        if kind == "gone":
-            gone = {call.call_id for call in calls if call.damage}
-            self.records = [record for record in self.records if record.call_id not in gone]
+        """Lose records of one or two calls (`gone`), or change them so that the reason `kind` holds."""
+        by_id = {record.call_id: record for record in self.records}
+        changed = {call: _damaged(by_id[call.call_id], kind, self._random) for call in calls if call.call_id in by_id}
+        can_have = [(call, record) for call, record in changed.items() if record is not None]
+        for call, record in self._random.sample(can_have, min(len(can_have), self._random.choice([1, 2]))):
+            call.damage = kind
+            others = [record if one.call_id == call.call_id else one for one in self.records]
+            self.records = [one for one in others if kind != "gone" or one.call_id != call.call_id]
 
     def _remember(self, call: Lived) -> None:
         self._prompts.add(call.call_id, _ids(call.prompt), _ids(call.sampled), *self._media(call))

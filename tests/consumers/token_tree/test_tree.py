@@ -1,11 +1,11 @@
 """Any tree of calls, in any order in which its answers could have come, its deltas against any earlier call.
 
-The reference is the definition written out token by token and prompt by prompt: no runs, no cuts, no deltas.
+The reference is the definition written out token by token and prompt by prompt: no runs, no cuts, no deltas. That each token is trained as
+it was sampled, and once, is shown by `tests/faithfulness`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -17,12 +17,11 @@ from consumers.builders.base import Builder, BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
 from consumers.token_tree.divergence import END_TOKENS
-from consumers.token_tree.masks import Masked
 from consumers.token_tree.tree import grow
-from tests.consumers.token_tree.transcripts import build_record, completion, delta, logprobs_for, tokens_of
+from tests.consumers.token_tree.transcripts import build_record, completion, delta, tokens_of
 from topics.types.completion import CallOutcome, Completion
-from topics.types.tokens import count, pack_logprobs
-from topics.types.trajectory import ROOT, Trajectory, expand, path
+from topics.types.tokens import count
+from topics.types.trajectory import Trajectory, expand, path
 
 Tokens = tuple[int, ...]
 LEAF: dict[str, object] = {"rewards": "leaf"}
@@ -158,56 +157,6 @@ def built(builder: Builder, history: list[FullCall], bases: list[int | None] | N
 
 
 choices = st.lists(st.none() | st.integers(0, 9), min_size=9, max_size=9)
-
-
-@settings(max_examples=150, deadline=None)
-@given(conversations(), choices)
-def test_each_sampled_token_is_trained_exactly_once_or_masked_with_a_reason(
-    history: list[FullCall], bases: list[int | None]
-) -> None:
-    for builder in BUILDERS:
-        trajectory = built(builder, history, bases)
-        trained = Counter(node for trace in trajectory.traces for node in trace.trains)
-        for index, node in enumerate(trajectory.nodes):
-            assert trained[index] == (node.call is not None and node.masked is None)
-        for index, call in enumerate(history):
-            own = [node for node in trajectory.nodes if node.call == index]
-            assert sum((tuple(tokens_of(node.tokens)) for node in own), ()) == call.sampled
-            if not call.broken:
-                assert b"".join(node.logprobs or b"" for node in own) == pack_logprobs(
-                    logprobs_for(call.call_id, list(call.sampled))
-                )
-            assert all(node.masked in set(Masked) for node in own if node.masked is not None)
-        stats = trajectory.stats
-        assert stats.sampled_tokens == sum(len(call.sampled) for call in history)
-        assert stats.sampled_tokens == stats.trainable_tokens + sum(stats.masked_tokens.values())
-        assert stats.trainable_tokens == sum(
-            int(expand(trajectory, trace).loss_mask.sum()) for trace in trajectory.traces
-        )
-
-
-@settings(max_examples=150, deadline=None)
-@given(conversations(), choices)
-def test_each_trace_is_what_its_last_call_read_and_sampled(history: list[FullCall], bases: list[int | None]) -> None:
-    for builder in BUILDERS:
-        trajectory = built(builder, history, bases)
-        assert all(ROOT <= node.parent < index and node.tokens for index, node in enumerate(trajectory.nodes))
-        for trace in trajectory.traces:
-            leaf = trajectory.nodes[trace.leaf].call
-            assert leaf is not None
-            expanded = expand(trajectory, trace)
-            assert tuple(expanded.token_ids.tolist()) == history[leaf].full
-            assert trace.trains
-            assert set(trace.trains) <= set(path(trajectory, trace.leaf))
-            assert trace.trains == sorted(trace.trains)
-            for span in expanded.spans:
-                call = history[int(span.call.call_id[1:])]
-                at = span.start - len(call.prompt)
-                assert call.prompt == history[leaf].full[: len(call.prompt)], (
-                    "trained under the prefix that it was sampled under"
-                )
-                wanted = logprobs_for(call.call_id, list(call.sampled))[at : at + span.end - span.start]
-                assert expanded.logprobs[span.start : span.end].tolist() == wanted
 
 
 @settings(max_examples=150, deadline=None)
