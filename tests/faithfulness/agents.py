@@ -139,7 +139,8 @@ class _Agent:
 
     def _side_call(self, onto: _Conversation) -> None:
         kind = self._random.choice(["title", "summary"])
-        tokens = self._random.choice([onto.tokens, [BEGIN]]) + self._observation()
+        history: list[Read] = onto.tokens if self._random.random() < 0.5 else [BEGIN]
+        tokens = history + self._observation()
         self._answer(self._ask(_Conversation(tokens, self._random.choice(ENGINES), kind, onto.thread)))
 
     def _compact(self, conversation: _Conversation) -> None:
@@ -155,7 +156,7 @@ class _Agent:
         if answered:
             to = self._random.choice(answered)
             kept = to.prompt[: self._random.randrange(1, len(to.prompt) + 1)]
-            conversation.tokens = kept + self._random.choice([[], self._observation()])
+            conversation.tokens = kept + (self._observation() if self._random.random() < 0.5 else [])
             conversation.realigned = 0
 
     def _turns(self, conversations: Sequence[_Conversation]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from polar.trainer.exporters import nemo, prime_rl, skyrl, slime, trl, verl
 from polar.trainer.exporters.segments import rewarded
@@ -143,14 +142,16 @@ def nemo_results(group: Group) -> Iterator[Row]:
 def nemo_logs(group: Group) -> Iterator[Row]:
     for _, parts in rewarded(group):
         for segment in parts:
-            row = Row("nemo rl", [], mask := [], logprobs := [])
+            tokens: list[int] = []
+            mask: list[bool] = []
+            logprobs: list[float] = []
             for message in nemo.message_log(segment):
-                ids: list[Any] = message["token_ids"].tolist()
+                ids = message["token_ids"].tolist()
                 is_sampled = message["role"] == "assistant"
-                row.tokens += ids
+                tokens += ids
                 mask += [is_sampled] * len(ids)
                 logprobs += message["generation_logprobs"].tolist() if is_sampled else [0.0] * len(ids)
-            yield row
+            yield Row("nemo rl", tokens, mask, logprobs)
 
 
 FORMATS: dict[str, Callable[[Group], Iterator[Row]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from topics.completions import Build
 from topics.types.completion import CallOutcome, Completion, Sampling
@@ -25,7 +26,7 @@ class Lived:
     prompt: list[Read]
     sampled: list[int]
     logprobs: list[float]
-    """One for each sampled token, as are the versions. No two tokens of a group have the same, so a logprob names its token."""
+    """One for each sampled token, as are the versions. No two tokens of a group have the same, so a logprob identifies its token."""
     versions: list[Version]
     sampling: Sampling
     logprobs_mode: str
@@ -48,7 +49,7 @@ class Lived:
     damage: str | None = None
     """What is wrong with its record: the reason code of a mask, or `gone`: it isn't on the log."""
 
-    @property
+    @cached_property
     def whole(self) -> list[Read]:
         return [*self.prompt, *self.sampled]
 

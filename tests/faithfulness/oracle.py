@@ -14,7 +14,7 @@ from array import array
 from collections import Counter, defaultdict
 
 from tests.faithfulness.lived import Lived, Read, Session, Version
-from tests.faithfulness.reasons import PLACELESS, placeless, reasons
+from tests.faithfulness.reasons import PLACELESS, parent_of, placed_calls, placeless, reasons
 from tests.faithfulness.rows import require
 from topics.types.building import Filters
 from topics.types.completion import CallOutcome
@@ -33,6 +33,7 @@ def check_trajectory(session: Session, trajectory: Trajectory, filters: Filters)
     """
     check = _Check(session, trajectory)
     check.tree()
+    check.parents()
     check.traces()
     check.reasons(filters)
     check.facts()
@@ -83,6 +84,25 @@ class _Check:
             wanted = [] if call.call_id in self._unplaced else list(range(len(call.sampled)))
             require(sorted(held[call.call_id]) == wanted, call.call_id, "has not each of its tokens once in the tree")
 
+    def parents(self) -> None:
+        """Each call has the parent that the docs define, and its path runs through the parent's answer."""
+        placed = placed_calls(self._session, self._unplaced)
+        parents = {call.call_id: parent_of(call, placed) for call in placed}
+        for made in self._made.calls:
+            parent = parents.get(made.call_id)
+            wanted = None if parent is None else parent.call_id
+            require(made.parent == wanted, made.call_id, "has the parent", made.parent, "not", wanted)
+        for number, (node, call) in enumerate(zip(self._made.nodes, self._samplers, strict=True)):
+            parent = None if call is None else parents[call.call_id]
+            at = node.parent
+            while parent is not None and at != -1 and not self._ends(at, parent):
+                at = self._made.nodes[at].parent
+            require(parent is None or at != -1, "node", number, "isn't below its parent's answer")
+
+    def _ends(self, node: int, call: Lived) -> bool:
+        """Whether a call's answer ends with a node."""
+        return self._samplers[node] is call and len(self._prefixes[node]) == len(call.whole)
+
     def traces(self) -> None:
         """A sampled node is trained in one trace, or has a reason; a trace is a path to the end of an answer."""
         times: Counter[int] = Counter()
@@ -95,8 +115,7 @@ class _Check:
             require(trace.trains == sorted(trace.trains) != [], trace.trace_id, "trains", trace.trains)
             require(trace.reward in (None, self._made.reward), trace.trace_id, "has the reward", trace.reward)
             last = self._samplers[trace.leaf]
-            is_end = last is not None and len(self._prefixes[trace.leaf]) == len(last.whole)
-            require(is_end, trace.trace_id, "doesn't end with an answer")
+            require(last is not None and self._ends(trace.leaf, last), trace.trace_id, "doesn't end with an answer")
             times.update(trace.trains)
         for number, node in enumerate(self._made.nodes):
             is_trainable = node.call is not None and node.masked is None

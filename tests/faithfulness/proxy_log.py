@@ -152,8 +152,8 @@ def _damaged(record: Completion, kind: str, random: Random) -> Completion | None
         case "gone":
             changed = {}
         case "base_missing" if record.outcome is CallOutcome.ANSWERED:
-            elsewhere = random.choice([{"base": "nobody"}, {"shared": prompt.shared + 100_000}])
-            changed = {"prompt": msgspec.structs.replace(prompt, **elsewhere)}
+            too_long = msgspec.structs.replace(prompt, shared=prompt.shared + 100_000)
+            changed = {"prompt": random.choice([msgspec.structs.replace(prompt, base="nobody"), too_long])}
         case "invalid_tokens" if prompt.rest:
             negative = pack_ids([-1]) + prompt.rest[4:]
             changed = {"prompt": msgspec.structs.replace(prompt, rest=random.choice([negative, prompt.rest[:-1]]))}

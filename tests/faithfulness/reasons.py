@@ -1,4 +1,4 @@
-"""Why a sampled token isn't trained, as docs/builder.md defines the reasons: which reason holds for each call, by what really happened."""
+"""What docs/builder.md says of calls, by what really happened: the parent of each, and the reason why its tokens aren't trained."""
 
 from __future__ import annotations
 
@@ -39,9 +39,30 @@ def placeless(session: Session) -> dict[str, set[str]]:
     return found
 
 
+def parent_of(call: Lived, placed: Sequence[Lived]) -> Lived | None:
+    """The answer that a call goes on from: the longest that its prompt begins with, of its own thread if several are equal, then the last.
+
+    `placed`: the answered calls whose prompts are known, in log order.
+    """
+    before = placed[: placed.index(call)]
+    fits = [at for at, other in enumerate(before) if _is_answer(other) and _begins(call.prompt, other.whole)]
+    best = max(fits, key=lambda at: (len(before[at].whole), before[at].thread == call.thread, at), default=None)
+    return None if best is None else before[best]
+
+
+def _is_answer(call: Lived) -> bool:
+    """Whether a harness may have seen an answer of it."""
+    return bool(call.sampled) and not call.is_disowned
+
+
+def placed_calls(session: Session, unplaced: Mapping[str, set[str]]) -> list[Lived]:
+    """The answered calls whose prompts can be restored, in log order."""
+    return [call for call in session.calls if call.call_id not in unplaced and call.outcome is CallOutcome.ANSWERED]
+
+
 def reasons(session: Session, unplaced: Mapping[str, set[str]], filters: Filters) -> dict[str, set[str | None]]:
     """The reason of each call in the tree, None if it is trained; several where the log doesn't tell which."""
-    placed = [call for call in session.calls if call.call_id not in unplaced and call.outcome is CallOutcome.ANSWERED]
+    placed = placed_calls(session, unplaced)
     unused = _unused(session, placed)
     found: dict[str, set[str | None]] = {}
     for call in placed:
@@ -84,10 +105,10 @@ def _unused(session: Session, placed: Sequence[Lived]) -> dict[str, set[str | No
     """
     alike: defaultdict[object, defaultdict[str, list[Lived]]] = defaultdict(lambda: defaultdict(list))
     for call in placed:
-        if call.sampled and not call.is_disowned:
+        if _is_answer(call):
             alike[tuple(call.prompt), call.thread, call.kind][call.request].append(call)
     asked_again = [list(requests.values()) for requests in alike.values() if len(requests) > 1]
-    surely_used = {_continued(call, placed) for call in placed} if asked_again else set()
+    surely_used = {parent_of(call, placed) for call in placed} if asked_again else set()
     found: dict[str, set[str | None]] = {}
     for requests in asked_again:
         question = requests[0][0].prompt
@@ -116,25 +137,6 @@ def _begins(prompt: list[Read], beginning: list[Read]) -> bool:
 def _may_repeat(session: Session, prompt: list[Read], question: list[Read]) -> bool:
     """Whether a prompt may hold an answer to a question, as a template or a harness changed it. With few words any prompt may."""
     return session.words < MANY_WORDS or (len(prompt) > len(question) and _begins(prompt, question[:-1]))
-
-
-def _continued(call: Lived, placed: Sequence[Lived]) -> Lived | None:
-    """The answer that a prompt surely goes on from: the longest that it begins with, of its own thread if several are equal.
-
-    None if there is none, or nothing tells which of several it is.
-    """
-    fits = [
-        other
-        for other in placed
-        if other.completed_at < call.completed_at
-        and other.sampled
-        and not other.is_disowned
-        and _begins(call.prompt, other.whole)
-    ]
-    longest = max((len(other.whole) for other in fits), default=0)
-    best = [other for other in fits if len(other.whole) == longest]
-    best = [other for other in best if other.thread == call.thread] or best
-    return best[0] if len(best) == 1 else None
 
 
 def _is_rejected(session: Session, call: Lived) -> bool:

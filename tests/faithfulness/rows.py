@@ -101,7 +101,9 @@ def plain_rows(trajectory: Trajectory, *, rewarded: bool) -> Iterator[Row]:
     for trace in trajectory.traces:
         if rewarded and trace.reward is None:
             continue
-        row = Row(trace.trace_id, tokens := [], is_trained := [], logprobs := [])
+        tokens: list[int] = []
+        is_trained: list[bool] = []
+        logprobs: list[float] = []
         at = trace.leaf
         while at != -1:
             node, trains = trajectory.nodes[at], at in trace.trains
@@ -110,7 +112,7 @@ def plain_rows(trajectory: Trajectory, *, rewarded: bool) -> Iterator[Row]:
             is_trained[:0] = [trains] * len(own)
             logprobs[:0] = array("f", node.logprobs or b"").tolist() if trains else [0.0] * len(own)
             at = node.parent
-        yield row
+        yield Row(trace.trace_id, tokens, is_trained, logprobs)
 
 
 def trained_logprobs(rows: Iterable[Row]) -> list[float]:

@@ -26,6 +26,7 @@ from tests.faithfulness.rows import Truth, UnfaithfulError, plain_rows, trained_
 from topics import completions, trajectories
 from topics.contract.codec import encode
 from topics.types.building import Filters
+from topics.types.completion import Completion
 from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory
 
@@ -51,9 +52,9 @@ def settings(random: Random) -> dict[str, Any]:
 
 def built(lived: Session, builder: PrefixMerging | PerRequest) -> Trajectory:
     """The trajectory as a trainer reads it, of records as a builder reads them."""
-    calls = [completions.CODEC.decode(encode(record)) for record in lived.records]
-    assert all(isinstance(call, completions.Completion) for call in calls)
-    made = builder.build(BuiltFrom(lived.build, calls, lived.disowned))  # type: ignore[arg-type]
+    decoded_calls = [completions.CODEC.decode(encode(record)) for record in lived.records]
+    calls = [call for call in decoded_calls if isinstance(call, Completion)]
+    made = builder.build(BuiltFrom(lived.build, calls, lived.disowned))
     decoded = trajectories.CODEC.decode(encode(made))
     assert isinstance(decoded, Trajectory)
     return decoded
