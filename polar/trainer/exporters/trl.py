@@ -70,8 +70,10 @@ def rollouts(groups: Sequence[Group], *, num_generations: int, branches: Branche
             found["completion_ids"].append(row.response_ids if row else other.response_ids[:1])
             found["logprobs"].append(row.response_logprobs if row else [0.0])
             found["env_mask"].append(row.response_mask if row else [0])
-            is_judged = row is not None and trajectory.reward is not None
-            found["reward"].append(one_reward(trajectory, [row], OTHER_ROWS) if is_judged else trajectory.reward)
+            reward = trajectory.reward
+            if row is not None and reward is not None:
+                reward = one_reward(trajectory, [row], OTHER_ROWS)
+            found["reward"].append(reward)
             found["session_id"].append(trajectory.session_id)
     return found
 
