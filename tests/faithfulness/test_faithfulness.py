@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import count
 from random import Random
 from typing import Any
@@ -22,7 +23,7 @@ from tests.faithfulness.agents import KINDS, session
 from tests.faithfulness.exports import FORMATS, trl_rollouts
 from tests.faithfulness.lived import Session
 from tests.faithfulness.oracle import check_trajectory
-from tests.faithfulness.rows import Truth, UnfaithfulError, plain_rows, trained_logprobs
+from tests.faithfulness.rows import Row, Truth, UnfaithfulError, plain_rows, trained_logprobs
 from topics import completions, trajectories
 from topics.contract.codec import encode
 from topics.types.building import Filters
@@ -60,9 +61,14 @@ def built(lived: Session, builder: PrefixMerging | PerRequest) -> Trajectory:
     return decoded
 
 
-def may_be_refused(made: list[Trajectory]) -> bool:
-    """Whether a format may have no place for these: a session with several traces, or calls with rewards of their own."""
-    return any(len(one.traces) > 1 or any(call.reward is not None for call in one.calls) for one in made)
+def exported(rows_of: Callable[[Group], Iterator[Row]], group: Group) -> list[Row] | None:
+    """The group in a format; None if it has no place for a session with several traces, or for calls with rewards of their own."""
+    try:
+        return list(rows_of(group))
+    except InputError:
+        if any(len(one.traces) > 1 or any(call.reward is not None for call in one.calls) for one in group.trajectories):
+            return None
+        raise
 
 
 def check_group(seed: int) -> int:
@@ -79,15 +85,13 @@ def check_group(seed: int) -> int:
         truth.trained(row for trajectory in made for row in plain_rows(trajectory, rewarded=False))
         rewarded = trained_logprobs(row for trajectory in made for row in plain_rows(trajectory, rewarded=True))
         group = Group("t", made)
-        truth.trained(trl_rollouts(group))
+        truth.trained(exported(trl_rollouts, group) or [])
         for name, rows_of in FORMATS.items():
-            try:
-                truth.check(rows_of(group), rewarded)
-            except UnfaithfulError as found:
-                raise UnfaithfulError(f"{name}: {found}") from None
-            except InputError:
-                if not may_be_refused(made):
-                    raise
+            if (rows := exported(rows_of, group)) is not None:
+                try:
+                    truth.check(rows, rewarded)
+                except UnfaithfulError as found:
+                    raise UnfaithfulError(f"{name}: {found}") from None
     return size
 
 
