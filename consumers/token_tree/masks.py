@@ -16,6 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from consumers.token_tree.branches import Branch, PlacedCall, request_of, thread_of
+from topics.calls.media_marks import MARKS
 from topics.types.building import TRAINED, Filters
 from topics.types.completion import Completion
 from topics.types.session import Status
@@ -95,7 +96,7 @@ def _filtered(place: PlacedCall, filters: Filters, status: Status) -> Masked | N
         return Masked.FILTERED_ENGINE
     if filters.drop_truncated and place.call.finish_reason == "length":
         return Masked.FILTERED_TRUNCATED
-    if filters.max_tokens is not None and place.end.end > filters.max_tokens:
+    if filters.max_tokens is not None and place.end.end - MARKS * len(place.call.media) > filters.max_tokens:
         return Masked.FILTERED_LONG
     return None
 
