@@ -168,6 +168,17 @@ class ChatRequest(msgspec.Struct, frozen=True):
         return any(isinstance(part, ImagePart) for part in parts)
 
     @property
+    def images(self) -> list[tuple[int, ImagePart]]:
+        """All images in order, each with the index of its message."""
+        return [
+            (at, part)
+            for at, message in enumerate(self.messages)
+            if isinstance(message.content, list)
+            for part in message.content
+            if isinstance(part, ImagePart)
+        ]
+
+    @property
     def offered_tools(self) -> str | None:
         """The tools that the prompt may be limited to: `none`, or `function:` and a name. None: all.
 
@@ -228,3 +239,5 @@ class Answer(msgspec.Struct, frozen=True):
     """Why the versions that the engine reports aren't recorded."""
     realigned: int = 0
     """Tokens mode: prompt tokens kept as sampled where the engine's own rendering has others."""
+    image_positions: tuple[int, ...] | None = None
+    """Index of the first placeholder of each image of the request, in the request's order; None: the engine doesn't report them."""

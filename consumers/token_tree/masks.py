@@ -37,6 +37,8 @@ class Masked(StrEnum):
     """The prompt that its delta gives isn't the one that the proxy saw: the hash chains differ."""
     PROMPT_DIFFERS = "prompt_differs"
     """The engine reports that it read another prompt than is recorded."""
+    MEDIA_UNKNOWN = "media_unknown"
+    """Its prompt holds an image that the engine fetched from a URL, so nobody knows what the engine saw."""
     INVALID_LOGPROBS = "invalid_logprobs"
     """The number of logprobs differs from the number of tokens, or a logprob isn't finite, or is the engine's placeholder."""
     DISOWNED = "disowned"
@@ -82,6 +84,8 @@ def masks(
             return Masked(place.value)
         if call.prompt_doubt is not None:
             return Masked.PROMPT_DIFFERS
+        if any(medium.unproven for medium in call.media):
+            return Masked.MEDIA_UNKNOWN
         if place.sampled and not has_logprobs(call):
             return Masked.INVALID_LOGPROBS
         if call.call_id in disowned:

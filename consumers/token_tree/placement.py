@@ -1,9 +1,9 @@
 """Places each call among the calls before it: its position in the token tree, its parent, and why it branches.
 
-The decisions use marked token ids (`topics/calls/media_marks.py`), log order, lineage headers and the proxy's clock alone. Invariants: a parent is logged before its child,
-because an answer leaves the proxy after its record is acknowledged. Positions are resolved from the deltas and checked against the hash
-chain of what the proxy saw, so time and memory are linear in the tokens that the log holds. `masks.py` decides what is trained,
-`tree.py` what becomes a node.
+The decisions use token ids, log order, lineage headers and the proxy's clock alone. Token ids are those of marked prompts, which name the
+content of images (`topics/calls/media_marks.py`). Invariants: a parent is logged before its child, because an answer leaves the proxy after
+its record is acknowledged. Positions are resolved from the deltas and checked against the hash chain of what the proxy saw, so time and
+memory are linear in the tokens that the log holds. `masks.py` decides what is trained, `tree.py` what becomes a node.
 """
 
 from __future__ import annotations

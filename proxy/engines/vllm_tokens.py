@@ -49,6 +49,16 @@ class _Rendered(msgspec.Struct):
     priority: int = 0
 
 
+class _Placeholders(msgspec.Struct):
+    offset: int
+
+
+class _Features(msgspec.Struct):
+    """The places of images and sounds in a rendered prompt; the processed pixels beside them aren't decoded."""
+
+    mm_placeholders: dict[str, list[_Placeholders]] = {}
+
+
 class _Entry(msgspec.Struct):
     token_id: int
     logprob: float | None = None
@@ -94,6 +104,7 @@ ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9
 """The only form of ids that Mistral's templates accept."""
 
 _rendered = msgspec.json.Decoder(_Rendered)
+_features = msgspec.json.Decoder(_Features | None)
 _generated = msgspec.json.Decoder(_Generated)
 _derendered = msgspec.json.Decoder(_Derendered)
 _encode = msgspec.json.Encoder().encode
@@ -135,6 +146,7 @@ class VllmTokens(VllmChat):
             stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
             unsaid_calls=unsaid_calls,
+            image_positions=_image_positions(rendered),
             **versions(choice.weight_versions, count(sampled))._asdict(),
         )
 
@@ -196,6 +208,11 @@ def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict
         params["max_tokens"] = max_tokens if most is None else min(max_tokens, most)
     body = msgspec.structs.asdict(rendered) | {"token_ids": ids.tolist()}
     return body | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False}
+
+
+def _image_positions(rendered: _Rendered) -> tuple[int, ...] | None:
+    features = decoded(_features, bytes(rendered.features), "rendering")
+    return None if features is None else tuple(each.offset for each in features.mm_placeholders.get("image", ()))
 
 
 def _checked(generated: _Generated) -> _Choice:

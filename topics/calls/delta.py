@@ -222,11 +222,15 @@ class MessageIndex:
 
     def encode(self, spelled: Spelled) -> MessageDelta:
         """Messages as a delta against the added calls."""
+        base, shared = self.base_of(spelled)
+        return MessageDelta(rest=b"[" + b",".join(spelled.messages[shared:]) + b"]", shared=shared, base=base)
+
+    def base_of(self, spelled: Spelled) -> tuple[str | None, int]:
+        """The added call that begins with most of these messages, and how many; None and 0 if no call begins alike."""
         links = spelled.links
         # A known link implies those before it, and nearly all links of a growing conversation are known.
         shared = next((at for at in range(len(links), 0, -1) if links[at - 1] in self._calls), 0)
-        base = self._calls[links[shared - 1]] if shared else None
-        return MessageDelta(rest=b"[" + b",".join(spelled.messages[shared:]) + b"]", shared=shared, base=base)
+        return (self._calls[links[shared - 1]] if shared else None), shared
 
     def add(self, call_id: str, spelled: Spelled, answer: object | None) -> None:
         """Add an acknowledged call; `answer` is None if it has none."""

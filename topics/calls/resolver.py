@@ -21,7 +21,7 @@ M = TypeVar("M")
 
 
 class DeltaError(ValueError):
-    """A delta that can't be expanded: its base is shorter than what is shared or has other media there, or the chain's last link differs."""
+    """A delta that can't be expanded: its base is shorter than what is shared, or has other media there, or the hash chain differs."""
 
 
 class BaseMissingError(DeltaError):

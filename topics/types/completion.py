@@ -85,11 +85,14 @@ class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str = "image"
     """`image` or `audio`."""
     position: int | None = None
-    """Index of its first placeholder in the prompt; None: the engine doesn't tell."""
+    """Number of the prompt's tokens before it, none of which depends on it. In mode `tokens` this is the index of its first placeholder; in
+    mode `chat` the end of the earlier call that the prompt continues. None: unknown, so every token may depend on it."""
     media_type: str | None = None
     """As `image/png`; None: unknown."""
     blob: str | None = None
     """Reference to its bytes in the blob store; None: they weren't kept."""
+    unproven: bool = False
+    """The engine fetched it from a URL: `digest` is that of the URL, and its bytes are unknown."""
 
 
 def are_whole(spans: Sequence[PolicySpan], tokens: int) -> bool:
