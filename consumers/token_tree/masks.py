@@ -57,6 +57,8 @@ class Masked(StrEnum):
     """The task's filter `engines` leaves out this engine, for example because it serves another model."""
     FILTERED_TRUNCATED = "filtered_truncated"
     """The task's filter `drop_truncated`: the answer was cut at a length limit."""
+    FILTERED_MEDIA = "filtered_media"
+    """The task's filter `drop_media`: its prompt has images or sounds."""
     FILTERED_LONG = "filtered_long"
     """The task's filter `max_tokens`: its prompt and sampled tokens exceed it."""
     FILTERED_SHORT = "filtered_short"
@@ -106,6 +108,8 @@ def _filtered(place: PlacedCall, filters: Filters, status: Status) -> Masked | N
         return Masked.FILTERED_ENGINE
     if filters.drop_truncated and place.call.finish_reason == "length":
         return Masked.FILTERED_TRUNCATED
+    if filters.drop_media and place.call.media:
+        return Masked.FILTERED_MEDIA
     if filters.max_tokens is not None and place.end.end - MARKS * len(place.call.media) > filters.max_tokens:
         return Masked.FILTERED_LONG
     return None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from polar.trainer.advantages import Baseline, baselines
 from polar.trainer.groups import Group, trained
+from topics.types.completion import Medium
 from topics.types.tokens import Ids, Logprobs, count
 from topics.types.trajectory import Trace, Trajectory, expand, path
 
@@ -43,6 +44,8 @@ class Row:
     """float32 [n]"""
     policy_versions: Versions
     """int64 [n], -1 where the mask is 0 or the version isn't known"""
+    media: list[Medium]
+    """The images and sounds among its tokens, in order; `position` is an index into `token_ids`. `media.MediaReader` reads their bytes."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -103,6 +106,7 @@ def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, w
         advantages,
         expanded.loss_mask * np.float32(weight),
         policy_versions,
+        expanded.media,
     )
 
 

@@ -40,6 +40,8 @@ class Filters(_Part):
     """Only sessions with these statuses are trained, for example `[COMPLETED]`. None: all."""
     drop_truncated: StrictBool = False
     """Mask answers that a length limit cut."""
+    drop_media: StrictBool = False
+    """Mask calls whose prompt has images or sounds, for trainers that take text alone."""
     max_tokens: StrictInt | None = Field(default=None, gt=0)
     """Mask calls whose prompt and answer have more tokens; a trace ends with the last call that fits. None: any length."""
     min_trainable_tokens: StrictInt = Field(default=1, gt=0)

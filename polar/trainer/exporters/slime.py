@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polar.trainer.exporters.segments import Segment, segments
+from polar.trainer.exporters.segments import Load, Segment, loaded, segments
 from polar.trainer.groups import Group
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory
@@ -26,28 +26,37 @@ STATUS = {
 
 
 def samples(
-    group: Group, *, group_index: int, first_index: int, advantages: Sequence[float | None] | None = None
+    group: Group,
+    *,
+    group_index: int,
+    first_index: int,
+    advantages: Sequence[float | None] | None = None,
+    load: Load | None = None,
 ) -> list[list[dict[str, Any]]]:
     """The group's rollouts, each a list of samples: one prompt's entry in the result of a rollout function.
 
     `index` and `rollout_id` count sessions from `first_index`. With `advantages`, one per trajectory of the group, a sample's `reward` is
     its rollout's advantage; a rollout without one is left out. `metadata["raw_reward"]`, which slime logs, is always the reward.
+    `load` returns the images of rows that have any, for `multimodal_inputs`; without it such a row raises InputError.
     """
     scores = group.rewards if advantages is None else advantages
     found = []
     for index, (trajectory, reward) in enumerate(zip(group.trajectories, scores, strict=True), first_index):
-        if trajectory.reward is not None and reward is not None and (rows := segments(trajectory)):
-            found.append([_sample(trajectory, row, group_index, index, reward) for row in rows])
+        if trajectory.reward is not None and reward is not None and (rows := segments(trajectory, with_media=True)):
+            found.append([_sample(trajectory, row, group_index, index, reward, load) for row in rows])
     return found
 
 
-def _sample(trajectory: Trajectory, segment: Segment, group_index: int, index: int, reward: float) -> dict[str, Any]:
+def _sample(
+    trajectory: Trajectory, segment: Segment, group_index: int, index: int, reward: float, load: Load | None
+) -> dict[str, Any]:
     names = {"session_id": trajectory.session_id, "task_id": trajectory.task_id, "trace": segment.index}
     is_cut = segment.expanded.trace.finish_reason == "length"
     return {
         "group_index": group_index,
         "index": index,
         "rollout_id": index,
+        "multimodal_inputs": loaded(trajectory, segment, load),
         "tokens": segment.expanded.token_ids.tolist(),
         "response_length": len(segment),
         "reward": reward,

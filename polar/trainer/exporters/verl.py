@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.trainer.exporters.segments import Segment, rewarded, segments
+from polar.trainer.exporters.segments import Load, Segment, loaded, rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
 from topics.types.errors import InputError
@@ -32,14 +32,20 @@ class DataProto(msgspec.Struct, frozen=True):
     meta_info: dict[str, Any]
 
 
-def agent_loop_outputs(trajectory: Trajectory, *, unknown_version: int | None = None) -> list[dict[str, Any]]:
+def agent_loop_outputs(
+    trajectory: Trajectory, *, unknown_version: int | None = None, load: Load | None = None
+) -> list[dict[str, Any]]:
     """The arguments of one `AgentLoopOutput` per trace. Empty for a session without a reward: the agent loop then returns None.
 
     `unknown_version`: the global step to use for an unknown policy version; without it, an unknown version raises InputError.
+    `load` returns the images and sounds of rows that have any, for `multi_modal_data`; without it such a row raises InputError.
     """
     if trajectory.reward is None:
         return []
-    return [_output(trajectory, segment, unknown_version) for segment in segments(trajectory)]
+    return [
+        _output(trajectory, segment, unknown_version) | _media(trajectory, segment, load)
+        for segment in segments(trajectory, with_media=True)
+    ]
 
 
 def data_proto(
@@ -53,7 +59,7 @@ def data_proto(
 ) -> DataProto:
     """A batch of all rows with `advantages` and `returns` per rollout, which replace verl's own computation.
 
-    Raises InputError for a prompt or response over its length, if no row is left, and as `agent_loop_outputs`.
+    Raises InputError for a prompt or response over its length, for a row with images, if no row is left, and as `agent_loop_outputs`.
     """
     rows = [
         (trajectory, segment)
@@ -160,6 +166,11 @@ def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | Non
         # verl reads it from the last output of a rollout that has a reward.
         "extra_fields": {"reward_extra_info": {}, **_steps(trajectory, segment, unknown_version), **names},
     }
+
+
+def _media(trajectory: Trajectory, segment: Segment, load: Load | None) -> dict[str, Any]:
+    found = loaded(trajectory, segment, load)
+    return {} if found is None else {"multi_modal_data": found}
 
 
 def _turns(segment: Segment) -> int:

@@ -260,3 +260,9 @@ def test_limits_count_tokens_and_no_marks() -> None:
     length = len(two(A, B)[0].full)
     assert grow(records, frozenset(), Filters(max_tokens=length)).masked == [None]
     assert grow(records, frozenset(), Filters(max_tokens=length - 1)).masked == [Masked.FILTERED_LONG]
+
+
+def test_calls_with_images_can_be_left_out() -> None:
+    first = completion("c0", delta([1]), [2])
+    second = completion("c1", delta([1, 2, PLACEHOLDER]), [3], media=[Medium(A, position=2)])
+    assert grow([first, second], frozenset(), Filters(drop_media=True)).masked == [None, Masked.FILTERED_MEDIA]

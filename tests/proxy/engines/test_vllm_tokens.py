@@ -106,6 +106,20 @@ async def test_what_the_server_rendered_goes_back_to_it_but_for_what_is_ours() -
     assert response["choices"][0]["token_ids"] == [5, 6], "the end of the turn would be text"
 
 
+async def test_the_places_of_images_are_the_rendering_s_and_its_features_go_back_unchanged() -> None:
+    places = {"image": [{"offset": 1, "length": 2}, {"offset": 3, "length": 2}], "audio": [{"offset": 6, "length": 1}]}
+    features = {
+        "mm_hashes": {"image": ["a", "b"], "audio": ["c"]},
+        "mm_placeholders": places,
+        "kwargs_data": {"image": ["gAB=", None], "audio": [None]},
+        "mm_metadata": None,
+    }
+    server = Server(**{RENDER: RENDERED | {"features": features}})
+    assert (await answer_of(server)).image_positions == (1, 3)
+    assert server.asked[GENERATE]["features"] == features
+    assert (await answer_of(Server())).image_positions is None
+
+
 async def test_ids_of_calls_that_the_server_only_drew_are_such_as_every_template_takes() -> None:
     """Mistral's refuse all but nine letters and digits; an id of the model's own says something to its template."""
     drawn = ["00000000000000ff", "5f3c0f6c8f0d4c8e9a3b0c1d2e3f4a5b"]
