@@ -7,7 +7,7 @@ has weight 1; in both cases the number of traces has no influence. Sessions with
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -44,7 +44,7 @@ class Row:
     """float32 [n]"""
     policy_versions: Versions
     """int64 [n], -1 where the mask is 0 or the version isn't known"""
-    media: list[Medium]
+    media: list[Medium] = field(default_factory=list)
     """The images and sounds among its tokens, in order; `position` is an index into `token_ids`. `media.MediaReader` reads their bytes."""
 
     def __len__(self) -> int:
