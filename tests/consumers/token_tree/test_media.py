@@ -71,7 +71,7 @@ def conversations(draw: st.DrawFn) -> list[FullCall]:
     history: list[FullCall] = []
     for index in range(draw(st.integers(1, 8))):
         prompt: Prompt = draw(pieces)
-        if history and draw(st.integers(0, 5)):
+        if draw(st.integers(0, 5)) and history:
             onto = draw(st.sampled_from(history))
             kept = draw(st.sampled_from([onto.full, onto.prompt, onto.full[: draw(st.integers(0, len(onto.full)))]]))
             swap = draw(st.sampled_from([{}, {}, {A: B}]))
