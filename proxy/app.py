@@ -285,9 +285,9 @@ class Proxy:
 
 
 def _blobs(settings: Settings) -> BlobStore | None:
-    """Where images are stored; None if this process can't use the store: calls are recorded all the same."""
+    """Where media of prompts are stored; None if this process can't use the store: calls are recorded all the same."""
     try:
         return blob_store.of(settings)
     except NotReadyError as error:
-        log.warning("images won't be stored", action="no_blob_store", reason=str(error))
+        log.warning("media of prompts won't be stored", action="no_blob_store", reason=str(error))
         return None

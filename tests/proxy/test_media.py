@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from proxy.capture import CallSpec, answered_record
-from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, TextPart, Usage
+from proxy.chat import Answer, AudioPart, AudioUrl, ChatRequest, ImagePart, ImageUrl, Message, TextPart, Usage
 from proxy.media import PromptMedia
 from proxy.session.claim_state import ClaimState
 from proxy.session.history import transcript
@@ -66,10 +66,10 @@ def rendered(messages: Sequence[Message], header: int = 0) -> Rendering:
         parts = message.content if isinstance(message.content, list) else [TextPart(message.content or "")]
         content += ids[len(content) :]
         for part in parts:
-            if isinstance(part, ImagePart):
+            if not isinstance(part, TextPart):
                 positions.append(len(ids))
                 ids += [PLACEHOLDER] * 2
-                content += [part.image_url.url, PLACEHOLDER]
+                content += [part.url, PLACEHOLDER]
             else:
                 ids += map(ord, part.text)
                 content += map(ord, part.text)
@@ -92,7 +92,7 @@ class Session:
         sampled = [*map(ord, text), END]
         answer = Answer(
             message, "stop", Usage(len(prompt.ids), len(sampled)), pack_ids(prompt.ids), pack_ids(sampled), b"\0" * 4 * len(sampled), "m",
-            image_positions=tuple(prompt.positions) if self.has_positions else None,
+            media_positions=tuple(prompt.positions) if self.has_positions else None,
         )  # fmt: skip
         request, told = ChatRequest(messages), transcript(Spelled(messages), [])
         spec = CallSpec(f"c{len(self.log)}", self.claim, "openai_chat", "default", request, told, len(self.log))
@@ -236,7 +236,7 @@ def recorded_again(session: Session, messages: list[Message], text: str, header:
     prompt = rendered(messages, header)
     positions = tuple(prompt.positions) if session.has_positions else None
     answer = Answer(
-        Message("assistant", text), "stop", Usage(1, 1), pack_ids(prompt.ids), b"", b"", "m", image_positions=positions
+        Message("assistant", text), "stop", Usage(1, 1), pack_ids(prompt.ids), b"", b"", "m", media_positions=positions
     )
     told = transcript(Spelled(messages), [])
     return asyncio.run(session.media.of(ChatRequest(messages), told, session.claim.history, answer))
@@ -295,6 +295,15 @@ async def test_without_a_store_the_digest_alone_is_recorded(tmp_path: Path) -> N
     for media in (PromptMedia(None), PromptMedia(FolderBlobs(tmp_path / "file"))):
         call = await Session(has_positions=True, media=media).ask([user("x", RED)], "one")
         assert call.media == [Medium(sha256(RED).hexdigest(), position=2, media_type="image/png")]
+
+
+async def test_a_sound_is_recorded_as_one_and_is_no_image_of_the_same_bytes(tmp_path: Path) -> None:
+    sound = AudioPart(AudioUrl(f"data:audio/wav;base64,{b64encode(RED).decode()}"))
+    session = Session(has_positions=True, media=PromptMedia(FolderBlobs(tmp_path)))
+    seen, heard = [await session.ask([Message("user", [TextPart("x"), part])], "one") for part in (image(RED), sound)]
+    assert [(one.kind, one.media_type, one.position) for one in heard.media] == [("audio", "audio/wav", 2)]
+    assert heard.media[0].blob == seen.media[0].blob
+    assert [call.branch for call in session.built().calls] == ["root", "media"]
 
 
 @pytest.mark.parametrize(
