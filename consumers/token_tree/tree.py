@@ -120,8 +120,9 @@ class _Nodes:
     """
 
     def __init__(self, calls: Iterable[Completion]) -> None:
-        self._media = {int(marks_of(medium)[0]): medium for call in calls for medium in call.media}
-        """By the first of their marks."""
+        media = sorted((medium for call in calls for medium in call.media), key=lambda medium: medium.blob is not None)
+        self._media = {int(marks_of(medium)[0]): medium for medium in media}
+        """By the first of their marks. A medium that was stored for one call is stored for all."""
         self.sampled: dict[PlacedCall, list[int]] = {}
         self._copies: list[_Copy] = []
         self._by_segment: defaultdict[Segment, list[int]] = defaultdict(list)

@@ -123,7 +123,7 @@ def media_of(trajectory: Trajectory, trace: Trace) -> list[Medium]:
     return found
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(conversations())
 def test_a_trace_holds_the_tokens_and_the_images_of_each_call_that_it_trains(history: list[FullCall]) -> None:
     by_id = {call.call_id: call for call in history}
@@ -141,7 +141,7 @@ def test_a_trace_holds_the_tokens_and_the_images_of_each_call_that_it_trains(his
                 assert is_prefix(by_id[span.call.call_id].prompt, history[leaf].full)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(conversations())
 def test_a_parent_is_the_longest_call_that_the_prompt_extends_images_included(history: list[FullCall]) -> None:
     trajectory = built(Written(history).records)
@@ -154,7 +154,7 @@ def test_a_parent_is_the_longest_call_that_the_prompt_extends_images_included(hi
         assert trajectory.calls[index].parent == (max(fits)[3] if fits else None)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(conversations())
 def test_the_log_gives_back_prompts_as_they_were_read(history: list[FullCall]) -> None:
     resolver, written = Resolver(), Written(history)
@@ -170,7 +170,7 @@ def test_the_log_gives_back_prompts_as_they_were_read(history: list[FullCall]) -
         assert written.index.tokens(call.call_id, len(whole) + 1) is None
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(conversations())
 def test_how_deltas_were_written_changes_nothing(history: list[FullCall]) -> None:
     written = Written(history).records
@@ -182,7 +182,7 @@ def test_how_deltas_were_written_changes_nothing(history: list[FullCall]) -> Non
     assert built(written) == built(in_full)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(conversations())
 def test_what_is_shared_with_a_base_is_the_longest_beginning_with_the_same_images(history: list[FullCall]) -> None:
     for index, record in enumerate(Written(history).records):
@@ -253,6 +253,15 @@ def test_a_delta_whose_base_has_another_image_there_has_no_place() -> None:
     resolver.add(first)
     with pytest.raises(DeltaError, match="call b: has other images or audio than a"):
         resolver.add(second)
+
+
+def test_an_image_that_was_stored_for_one_call_is_stored_for_all() -> None:
+    ids, stored = [1, PLACEHOLDER], Medium(A, position=1, blob="blob:sha256/aa")
+    records = [
+        completion(f"c{at}", delta(ids), [2], media=[medium])
+        for at, medium in enumerate((Medium(A, position=1), stored, Medium(A, position=1)))
+    ]
+    assert built(records).nodes[0].media == [stored]
 
 
 def test_limits_count_tokens_and_no_marks() -> None:
