@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from proxy.chat import Answer, AudioPart, AudioUrl, ChatRequest, ImagePart, ImageUrl, Message, TextPart
+from proxy.chat import Answer, AudioPart, AudioUrl, ChatRequest, ImagePart, ImageUrl, Message, Part, TextPart
 from proxy.engines.vllm_tokens import DERENDER, GENERATE, RENDER, VllmTokens
 from proxy.errors import EngineError, Refusal, refusal_of
 from tests.proxy.engines.recorded import served
@@ -117,7 +117,12 @@ async def test_the_places_of_media_are_the_rendering_s_and_its_features_go_back_
     picture, sound = ImagePart(ImageUrl("data:image/png;base64,")), AudioPart(AudioUrl("data:audio/wav;base64,"))
     server = Server(**{RENDER: RENDERED | {"features": features}})
     async with engine_of(server) as engine:
-        for parts, expected in (([picture, sound, picture], (1, 6, 3)), ([picture, sound], None), ([], None)):
+        talks: list[tuple[list[Part], tuple[int, ...] | None]] = [
+            ([picture, sound, picture], (1, 6, 3)),
+            ([picture, sound], None),
+            ([], None),
+        ]
+        for parts, expected in talks:
             answer = await engine.complete(ChatRequest([Message("user", [TextPart("hi"), *parts])]), "t.0")
             assert answer.media_positions == expected
             assert server.asked[GENERATE]["features"] == features
