@@ -74,11 +74,13 @@ class CallHistory:
         self._prompts = PromptIndex()
         self._messages = MessageIndex()
         self._known: dict[str, _Known] = {}
+        self._media = 0
+        """Number of media in `_known`."""
 
     @property
     def size(self) -> int:
         """Estimated bytes in memory."""
-        return self._prompts.size + self._messages.size
+        return self._prompts.size + self._messages.size + 400 * self._media
 
     def transcript_delta(self, transcript: Transcript) -> TranscriptDelta:
         """A request's messages and tools, as deltas."""
@@ -133,5 +135,6 @@ class CallHistory:
         self._prompts.add(call_id, unpack_ids(prompt), unpack_ids(sampled), media)
         self._messages.add(call_id, transcript.messages, answer)
         if len(self._known) >= CALLS:
-            self._known = {}
+            self._known, self._media = {}, 0
+        self._media += len(media)
         self._known[call_id] = _Known(transcript.tools_digest, count(prompt), media)

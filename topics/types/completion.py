@@ -55,8 +55,8 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     base: str | None = None
     """Call id; None: `rest` is the whole prompt."""
     chain: bytes = b""
-    """Last link of the hash chain over the prompt's whole blocks of 256 tokens; empty for a shorter prompt. Digests of images stand among the
-    tokens there (`topics/calls/media_marks.py`)."""
+    """Last link of the hash chain over the prompt's whole blocks of 256 tokens; empty for a shorter prompt. The
+    tokens are hashed with the digests of images among them (`topics/calls/media_marks.py`)."""
 
 
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
