@@ -28,6 +28,7 @@ from proxy.dialects.base import Dialect
 from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
 from proxy.image_urls import ImageHosts
+from proxy.media import PromptMedia
 from proxy.metrics import ProxyMetrics
 from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Ownership
@@ -42,6 +43,8 @@ from topics import control as control_topic
 from topics import fleet as fleet_topic
 from topics import workers as workers_topic
 from topics.control import CloseKey, Control, Drain
+from topics.environment import blob_store
+from topics.environment.blobs import BlobStore
 from topics.environment.keys import Keyring
 from topics.environment.settings import Settings
 from topics.log import kafka
@@ -99,7 +102,7 @@ class Proxy:
         self._metrics = ProxyMetrics()
         self._fleet = Fleet(lambda: self._heart.changed())
         self._producer = LogProducer(settings)
-        self._capture = Capture(self._producer, self._metrics)
+        self._capture = Capture(self._producer, self._metrics, PromptMedia(_blobs(settings)))
         self._worker_id = new_worker_id("proxy")
         self._ownership = Ownership(self._worker_id)
         keyring = Keyring(settings.keys_path)
@@ -279,3 +282,12 @@ class Proxy:
             self._claims.close(record.claim_id)
         elif isinstance(record, Drain) and record.worker_id == self._worker_id:
             self._leaving.set()
+
+
+def _blobs(settings: Settings) -> BlobStore | None:
+    """Where media of prompts are stored; None if this process can't use the store: calls are recorded all the same."""
+    try:
+        return blob_store.of(settings)
+    except NotReadyError as error:
+        log.warning("media of prompts won't be stored", action="no_blob_store", reason=str(error))
+        return None

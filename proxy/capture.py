@@ -19,6 +19,7 @@ import structlog
 from proxy.call_kinds import MAIN, Kind
 from proxy.chat import Answer, ChatRequest
 from proxy.errors import Refusal, RefusalError
+from proxy.media import PromptMedia
 from proxy.metrics import ProxyMetrics
 from proxy.session.claim_state import ClaimState
 from proxy.session.history import Transcript
@@ -26,7 +27,7 @@ from proxy.session.logged_calls import LoggedCall
 from topics import completions
 from topics.completions import Disowned
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
-from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.completion import CallError, CallOutcome, Completion, Medium, MessageDelta, TokenDelta
 from topics.types.session import task_id_of
 
 ACK_S = 120.0
@@ -66,9 +67,10 @@ class CallSpec:
 class Capture:
     """Writes the calls of all claims."""
 
-    def __init__(self, producer: LogProducer, metrics: ProxyMetrics) -> None:
+    def __init__(self, producer: LogProducer, metrics: ProxyMetrics, media: PromptMedia) -> None:
         self._producer = producer
         self._metrics = metrics
+        self._media = media
         self._background: set[asyncio.Task[None]] = set()
 
     async def answered(self, spec: CallSpec, answer: Answer) -> None:
@@ -76,8 +78,9 @@ class Capture:
 
         A cancelled caller must disown the call itself: it knows the reason.
         """
+        media = await self._media.of(spec.request, spec.transcript, spec.claim.history, answer)
         began = time.perf_counter()
-        record = answered_record(spec, answer)
+        record = answered_record(spec, answer, media)
         try:
             await self._send(record)
         except UnacknowledgedError as error:
@@ -161,10 +164,11 @@ class Capture:
         task.add_done_callback(ended)
 
 
-def answered_record(spec: CallSpec, answer: Answer) -> Completion:
-    """The record of an answered call."""
+def answered_record(spec: CallSpec, answer: Answer, media: Sequence[Medium] = ()) -> Completion:
+    """The record of an answered call; `media` are those of its prompt."""
     return msgspec.structs.replace(
-        _completion(spec, CallOutcome.ANSWERED, spec.claim.history.prompt_delta(answer)),
+        _completion(spec, CallOutcome.ANSWERED, spec.claim.history.prompt_delta(answer, media)),
+        media=list(media),
         sampled=answer.sampled_ids,
         logprobs=answer.logprobs,
         logprobs_mode=answer.logprobs_mode,

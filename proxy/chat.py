@@ -42,8 +42,39 @@ class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
 
     image_url: ImageUrl
 
+    @property
+    def kind(self) -> str:
+        """As `Medium.kind`."""
+        return "image"
 
-Part = TextPart | ImagePart
+    @property
+    def url(self) -> str:
+        return self.image_url.url
+
+
+class AudioUrl(msgspec.Struct, frozen=True):
+    """The bytes of a sound, in a data URL."""
+
+    url: str
+
+
+class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="audio_url"):
+    """A sound among other parts, as vLLM and SGLang spell it."""
+
+    audio_url: AudioUrl
+
+    @property
+    def kind(self) -> str:
+        """As `Medium.kind`."""
+        return "audio"
+
+    @property
+    def url(self) -> str:
+        return self.audio_url.url
+
+
+MediaPart = ImagePart | AudioPart
+Part = TextPart | MediaPart
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -162,10 +193,21 @@ class ChatRequest(msgspec.Struct, frozen=True):
         return None if self.salt is None else self.salt()
 
     @property
-    def has_images(self) -> bool:
-        """Whether a message holds an image."""
+    def has_media(self) -> bool:
+        """Whether a message holds an image or a sound."""
         parts = (part for message in self.messages if isinstance(message.content, list) for part in message.content)
-        return any(isinstance(part, ImagePart) for part in parts)
+        return any(isinstance(part, MediaPart) for part in parts)
+
+    @property
+    def media(self) -> list[tuple[int, MediaPart]]:
+        """All images and sounds in order, each with the index of its message."""
+        return [
+            (at, part)
+            for at, message in enumerate(self.messages)
+            if isinstance(message.content, list)
+            for part in message.content
+            if isinstance(part, MediaPart)
+        ]
 
     @property
     def offered_tools(self) -> str | None:
@@ -228,3 +270,5 @@ class Answer(msgspec.Struct, frozen=True):
     """Why the versions that the engine reports aren't recorded."""
     realigned: int = 0
     """Tokens mode: prompt tokens kept as sampled where the engine's own rendering has others."""
+    media_positions: tuple[int, ...] | None = None
+    """Index of the first placeholder of each image and sound, in the request's order; None: the engine doesn't report them."""

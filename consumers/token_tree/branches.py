@@ -35,6 +35,8 @@ class Branch(StrEnum):
     """Its prompt repeats an answer with a part left out and nothing in its place, as templates do with reasoning."""
     EDITED_HISTORY = "edited_history"
     """Its prompt continues an earlier call's prompt with another answer than was sampled there: edited or rendered differently."""
+    MEDIA = "media"
+    """It repeats an earlier prompt up to an image or audio that differs, and nothing above says more."""
     BASE_MISSING = "base_missing"
     """Its prompt is unknown, so it has no place in the tree: see `masks.Masked`, also for the next two reasons."""
     INVALID_TOKENS = "invalid_tokens"

@@ -16,6 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from consumers.token_tree.branches import Branch, PlacedCall, request_of
+from topics.calls.media_marks import MARKS
 from topics.calls.threads import thread_of
 from topics.types.building import TRAINED, Filters
 from topics.types.completion import Completion
@@ -37,6 +38,8 @@ class Masked(StrEnum):
     """The prompt that its delta gives isn't the one that the proxy saw: the hash chains differ."""
     PROMPT_DIFFERS = "prompt_differs"
     """The engine reports that it read another prompt than is recorded."""
+    MEDIA_UNKNOWN = "media_unknown"
+    """Its prompt holds an image that the engine fetched from a URL, so nobody knows what the engine saw."""
     INVALID_LOGPROBS = "invalid_logprobs"
     """The number of logprobs differs from the number of tokens, or a logprob isn't finite, or is the engine's placeholder."""
     DISOWNED = "disowned"
@@ -55,6 +58,8 @@ class Masked(StrEnum):
     """The task's filter `engines` leaves out this engine, for example because it serves another model."""
     FILTERED_TRUNCATED = "filtered_truncated"
     """The task's filter `drop_truncated`: the answer was cut at a length limit."""
+    FILTERED_MEDIA = "filtered_media"
+    """The task's filter `drop_media`: its prompt has images or sounds."""
     FILTERED_LONG = "filtered_long"
     """The task's filter `max_tokens`: its prompt and sampled tokens exceed it."""
     FILTERED_SHORT = "filtered_short"
@@ -83,6 +88,8 @@ def masks(
             return Masked(place.value)
         if call.prompt_doubt is not None:
             return Masked.PROMPT_DIFFERS
+        if any(medium.unproven for medium in call.media):
+            return Masked.MEDIA_UNKNOWN
         if place.sampled and not has_logprobs(call):
             return Masked.INVALID_LOGPROBS
         if call.call_id in disowned:
@@ -107,7 +114,9 @@ def _filtered(place: PlacedCall, filters: Filters, status: Status) -> Masked | N
         return Masked.FILTERED_ENGINE
     if filters.drop_truncated and place.call.finish_reason == "length":
         return Masked.FILTERED_TRUNCATED
-    if filters.max_tokens is not None and place.end.end > filters.max_tokens:
+    if filters.drop_media and place.call.media:
+        return Masked.FILTERED_MEDIA
+    if filters.max_tokens is not None and place.end.end - MARKS * len(place.call.media) > filters.max_tokens:
         return Masked.FILTERED_LONG
     return None
 

@@ -1,9 +1,9 @@
 """Places each call among the calls before it: its position in the token tree, its parent, and why it branches.
 
-The decisions use token ids, log order, lineage headers and the proxy's clock alone. Invariants: a parent is logged before its child,
-because an answer leaves the proxy after its record is acknowledged. Positions are resolved from the deltas and checked against the hash
-chain of what the proxy saw, so time and memory are linear in the tokens that the log holds. `masks.py` decides what is trained,
-`tree.py` what becomes a node.
+The decisions use token ids, log order, lineage headers and the proxy's clock alone. Token ids are those of marked prompts, which name the
+content of images (`topics/calls/media_marks.py`). Invariants: a parent is logged before its child, because an answer leaves the proxy after
+its record is acknowledged. Positions are resolved from the deltas and checked against the hash chain of what the proxy saw, so time and
+memory are linear in the tokens that the log holds. `masks.py` decides what is trained, `tree.py` what becomes a node.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from consumers.token_tree.branches import Branch, Divergence, PlacedCall, reques
 from consumers.token_tree.chain import Chain
 from consumers.token_tree.divergence import after_prompt, before_answer, end_of
 from consumers.token_tree.prefixes import Segment, root
+from topics.calls.media_marks import continuation
 from topics.calls.threads import Thread, thread_of
-from topics.types.completion import CallOutcome, Completion, TokenDelta
+from topics.types.completion import CallOutcome, Completion
 from topics.types.tokens import WIDTH, Ids, unpack_ids
 
 
@@ -54,10 +55,9 @@ class _Placer:
         new_ids, sampled = _ids(call.prompt.rest), _ids(call.sampled if is_answered else b"")
         if new_ids is None or sampled is None:
             return Branch.INVALID_TOKENS
-        start = self._start(call.prompt)
-        if start is None:
-            return Branch.BASE_MISSING
-        prompt = start.extend(new_ids)
+        prompt = self._prompt(call, new_ids)
+        if isinstance(prompt, Branch):
+            return prompt
         if call.prompt.chain and call.prompt.chain != self._chain.link(prompt):
             return Branch.CHAIN_DIFFERS
         parent = self._parent(prompt, call)
@@ -69,12 +69,16 @@ class _Placer:
             self._index(placed)
         return placed
 
-    def _start(self, prompt: TokenDelta) -> Segment | None:
-        """Where a delta's `rest` begins; None if its base has no place or is too short."""
-        if prompt.base is None:
-            return self._root.at(prompt.shared)
-        base = self._by_id.get(prompt.base)
-        return None if base is None else base.end.at(prompt.shared)
+    def _prompt(self, call: Completion, new_ids: Ids) -> Segment | Branch:
+        """Where a prompt ends; the reason if its base has no place, is too short, or has other media in what is shared."""
+        base = None if call.prompt.base is None else self._by_id.get(call.prompt.base)
+        if base is None and call.prompt.base is not None:
+            return Branch.BASE_MISSING
+        found = continuation(call.prompt.shared, new_ids, call.media, base.call.media if base else ())
+        if found is None:
+            return Branch.CHAIN_DIFFERS
+        start = (base.end if base else self._root).at(found.shared)
+        return Branch.BASE_MISSING if start is None else start.extend(found.rest)
 
     def _parent(self, prompt: Segment, call: Completion) -> PlacedCall | None:
         """Of several calls that sampled the same tokens: first one of the same thread, then the last, which a harness that retries uses."""
@@ -105,9 +109,13 @@ class _Placer:
             others = self._children.get(parent, ())
             if any(call.received_at < other.call.completed_at for other in others):
                 return Branch.PARALLEL
-            return Branch.FORK if others else None
+            if others:
+                return Branch.MEDIA if _leaves_at_media(prompt, parent.end) else Branch.FORK
+            return None
         if thread_of(call.lineage) in self._threads:
             return Branch.COMPACTION
+        if _leaves_at_media(prompt, None):
+            return Branch.MEDIA
         return Branch.SUBAGENT if call.kind == "subagent" else Branch.ROOT
 
     def _index(self, placed: PlacedCall) -> None:
@@ -125,6 +133,17 @@ def _is_retry(earlier: Completion, call: Completion) -> bool:
     is_same_request = call.choice > 0 and request_of(call) == request_of(earlier)
     is_alike = thread_of(earlier.lineage) == thread_of(call.lineage) and earlier.kind == call.kind
     return is_alike and not is_same_request and earlier.completed_at <= call.received_at
+
+
+def _leaves_at_media(prompt: Segment, top: Segment | None) -> bool:
+    """Whether between `top` and `prompt` another path starts with another image or audio in the place of this path's."""
+    for segment in prompt.up():
+        if segment is top or segment.parent is None:
+            break
+        first = int(segment.ids[0])
+        if first < 0 and any(other < 0 for other in segment.parent.children if other != first):
+            return True
+    return False
 
 
 def _ids(data: bytes) -> Ids | None:

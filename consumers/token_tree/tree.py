@@ -14,17 +14,22 @@ Calls that sampled nothing have no nodes. Builders make the traces.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from msgspec.structs import replace
 
 from consumers.token_tree.branches import Branch, Drift, PlacedCall
 from consumers.token_tree.masks import Masked, masks
 from consumers.token_tree.placement import place_calls
-from consumers.token_tree.prefixes import Segment
+from consumers.token_tree.prefixes import Segment, joined
+from topics.calls.media_marks import marks_of, unmarked
 from topics.types.building import Filters
-from topics.types.completion import Completion
+from topics.types.completion import Completion, Medium
 from topics.types.session import Status
-from topics.types.tokens import WIDTH
+from topics.types.tokens import WIDTH, Ids
 from topics.types.trajectory import ROOT, Node
 
 
@@ -68,7 +73,7 @@ def grow(
     calls = list(first.values())
     placed = place_calls(calls, disowned)
     masked = masks(calls, placed, disowned, filters, status)
-    nodes = _Nodes()
+    nodes = _Nodes(calls)
     found = [each if isinstance(each, PlacedCall) else None for each in placed]
     sampled = [place for place in found if place is not None and place.sampled]
     for place in sorted(sampled, key=lambda place: (place.prompt.end, place.index)):
@@ -109,9 +114,15 @@ class _Copy:
 
 
 class _Nodes:
-    """The nodes so far. A segment has one node for each call that sampled it, and more nodes where threads part."""
+    """The nodes so far. A segment has one node for each call that sampled it, and more nodes where threads part.
 
-    def __init__(self) -> None:
+    A segment that holds marks alone has no node: its media begin in the nodes below.
+    """
+
+    def __init__(self, calls: Iterable[Completion]) -> None:
+        media = sorted((medium for call in calls for medium in call.media), key=lambda medium: medium.blob is not None)
+        self._media = {int(marks_of(medium)[0]): medium for medium in media}
+        """By the first of their marks. A medium that was stored for one call is stored for all."""
         self.sampled: dict[PlacedCall, list[int]] = {}
         self._copies: list[_Copy] = []
         self._by_segment: defaultdict[Segment, list[int]] = defaultdict(list)
@@ -148,22 +159,45 @@ class _Nodes:
         return copy == anchor or anchor == ROOT
 
     def _copy(self, parent: int, segment: Segment, sampler: PlacedCall | None) -> int:
+        if _is_marks(segment):
+            return parent
         self._by_segment[segment].append(len(self._copies))
         self._copies.append(_Copy(parent, segment, sampler))
         return len(self._copies) - 1
 
     def written(self, masked: Sequence[Masked | None]) -> list[Node]:
         """The nodes as the trajectory holds them; `masked` by index of the call."""
-        return [_node(copy, masked) for copy in self._copies]
+        return [_node(copy, masked, self._media) for copy in self._copies]
 
 
-def _node(copy: _Copy, masked: Sequence[Masked | None]) -> Node:
-    tokens = copy.segment.ids.tobytes()
+def _node(copy: _Copy, masked: Sequence[Masked | None], media: Mapping[int, Medium]) -> Node:
+    tokens, begins = copy.segment.ids, list[Medium]()
+    if media:
+        tokens, begins = _without_marks(copy.segment, media)
     if copy.sampler is None:
-        return Node(copy.parent, tokens)
+        return Node(copy.parent, tokens.tobytes(), media=begins)
     index, call = copy.sampler.index, copy.sampler.call
     start = (copy.segment.start - copy.sampler.prompt.end) * WIDTH
     # If the lengths differ, no logprob belongs to a token. A logprob that isn't finite does, and stays for inspection.
     has_all = len(call.logprobs) == len(call.sampled)
-    logprobs = call.logprobs[start : start + len(tokens)] if has_all else None
-    return Node(copy.parent, tokens, logprobs, index, masked[index])
+    logprobs = call.logprobs[start : start + len(tokens) * WIDTH] if has_all else None
+    return Node(copy.parent, tokens.tobytes(), logprobs, index, masked[index], media=begins)
+
+
+def _is_marks(segment: Segment) -> bool:
+    """Whether a segment holds no token ids."""
+    return int(segment.ids[-1]) < 0 and bool((segment.ids < 0).all())
+
+
+def _without_marks(segment: Segment, media: Mapping[int, Medium]) -> tuple[Ids, list[Medium]]:
+    """A segment's token ids, and the media that begin in it or directly above, where no node is. Their `position` is that in the node."""
+    whole = [segment]
+    for above in islice(segment.up(), 1, None):
+        if not _is_marks(above):
+            break
+        whole.append(above)
+    marked_ids = joined(whole[::-1])
+    begins = [at for at in np.flatnonzero(marked_ids < 0).tolist() if int(marked_ids[at]) in media]
+    positions = np.cumsum(marked_ids >= 0)
+    found = [replace(media[int(marked_ids[at])], position=int(positions[at])) for at in begins]
+    return unmarked(segment.ids), found

@@ -47,6 +47,7 @@ TRACE = _struct(
     kind=TEXT,
     reward=REAL,
     finish_reason=TEXT,
+    media=pa.list_(_struct(digest=TEXT, kind=TEXT, position=INT, media_type=TEXT, blob=TEXT, unproven=pa.bool_())),
 )
 STATS = _struct(
     calls=INT, answered=INT, traces=INT, tokens=INT, sampled_tokens=INT, trainable_tokens=INT,

@@ -166,6 +166,7 @@ def _trace(expanded: ExpandedTrace, as_dict: Callable[[Any], Any]) -> dict[str, 
             for span in expanded.spans
         ],
         **picked(expanded.trace, "kind reward finish_reason"),
+        "media": [as_dict(medium) for medium in expanded.media],
     }
 
 

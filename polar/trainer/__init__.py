@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from polar.trainer.consumer import TrajectoryConsumer
     from polar.trainer.feeding import Feed
     from polar.trainer.groups import Group, drop_zero_advantage
+    from polar.trainer.media import MediaReader
     from polar.trainer.packing import Batch, pack
     from polar.trainer.rows import Row, grpo
     from polar.trainer.staleness import Staleness
 
-__all__ = ["Batch", "Feed", "Group", "Row", "Staleness", "TrajectoryConsumer", "drop_zero_advantage", "grpo", "pack"]
+__all__ = [
+    "Batch", "Feed", "Group", "MediaReader", "Row", "Staleness", "TrajectoryConsumer", "drop_zero_advantage", "grpo", "pack",
+]  # fmt: skip
 
 _NAMES = {
     "consumer": "TrajectoryConsumer",
     "feeding": "Feed",
     "groups": "Group drop_zero_advantage",
+    "media": "MediaReader",
     "packing": "Batch pack",
     "rows": "Row grpo",
     "staleness": "Staleness",

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.trainer.rows import Floats, Row, Versions
+from topics.calls.media_marks import place_of
+from topics.types.completion import Medium
 from topics.types.errors import InputError, NotReadyError
 from topics.types.tokens import Ids, Logprobs
 
@@ -42,6 +44,8 @@ class Batch:
     """This array and the four above: as in `Row`, [n]."""
     sequences: list[tuple[str, int]]
     """For sequence i: the session id and the index into its trajectory's traces."""
+    media: list[list[Medium]]
+    """For sequence i: its images and sounds; `position` counts from the sequence's first token."""
 
     @property
     def max_seqlen(self) -> int:
@@ -92,13 +96,22 @@ def _fitting(rows: Sequence[Row], max_tokens: int, too_long: TooLong, counts: Co
         if too_long == "refuse":
             reason = f"{row.session_id}, trace {row.trace}, has {len(row)} tokens; allow more, or pass too_long='cut' or 'drop'"
             raise InputError("max_tokens", max_tokens, reason)
-        cut = replace(row, **{name: getattr(row, name)[:max_tokens] for name in TOKEN_ARRAYS})
+        cut = _cut(row, max_tokens)
         is_kept = too_long == "cut" and bool(cut.loss_mask.any())
         counts["cut_row" if is_kept else "too_long_row"] += 1
         counts["cut_token"] += int(row.loss_mask.sum()) - is_kept * int(cut.loss_mask.sum())
         if is_kept:
             found.append(cut)
     return found
+
+
+def _cut(row: Row, max_tokens: int) -> Row:
+    """The row's beginning. A cut never leaves a part of an image's placeholders: they end before the next trained token."""
+    trained = np.flatnonzero(row.loss_mask[:max_tokens])
+    last = int(trained[-1]) if len(trained) else -1
+    end = min([max_tokens, *(place for medium in row.media if (place := place_of(medium)) > last)])
+    arrays = {name: getattr(row, name)[:end] for name in TOKEN_ARRAYS}
+    return replace(row, **arrays, media=[medium for medium in row.media if place_of(medium) < end])
 
 
 def _batch(rows: Sequence[Row]) -> Batch:
@@ -108,4 +121,5 @@ def _batch(rows: Sequence[Row]) -> Batch:
         positions=np.concatenate([np.arange(len(row), dtype=np.int32) for row in rows]),
         cu_seqlens=np.cumsum([0, *map(len, rows)], dtype=np.int32),
         sequences=[(row.session_id, row.trace) for row in rows],
+        media=[row.media for row in rows],
     )

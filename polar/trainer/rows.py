@@ -7,7 +7,7 @@ has weight 1; in both cases the number of traces has no influence. Sessions with
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from polar.trainer.advantages import Baseline, baselines
 from polar.trainer.groups import Group, trained
+from topics.types.completion import Medium
 from topics.types.tokens import Ids, Logprobs, count
 from topics.types.trajectory import Call, Trace, Trajectory, expand, path
 
@@ -43,6 +44,8 @@ class Row:
     """float32 [n]"""
     policy_versions: Versions
     """int64 [n], -1 where the mask is 0 or the version isn't known"""
+    media: list[Medium] = field(default_factory=list)
+    """The images and sounds among its tokens, in order; `position` is an index into `token_ids`. `media.MediaReader` reads their bytes."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -105,6 +108,7 @@ def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, w
         advantages,
         expanded.loss_mask * np.float32(weight),
         policy_versions,
+        expanded.media,
     )
 
 

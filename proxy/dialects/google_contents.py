@@ -10,9 +10,9 @@ Rules:
   first unanswered call with its name in the turn before, otherwise to the first unanswered one.
 - A response with `output`, `result` or `content` alone (beside a `name`, which opencode repeats) is that value: text as it is, anything
   else as compact JSON. Any other response, also with an `error`, is the whole object as compact JSON.
-- Images are carried, by value or by http address, and text files as text; for a document the model reads that it isn't shown. Audio, video
-  and images that can't be fetched from here are refused. Beside a functionResponse, where the model requested them, they are treated like
-  documents, so that reading a file ends no session. Code that Google ran, and its output, is text.
+- Images are carried, by value or by http address, sounds by value, and text files as text; for a document the model reads that it isn't
+  shown. Videos, and images and sounds that can't be fetched from here, are refused. Beside a functionResponse, where the model requested
+  them, they and sounds are treated like documents, so that reading a file ends no session. Code that Google ran, and its output, is text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from itertools import groupby
 from typing import Any
 
 from proxy import chat
-from proxy.chat import ImagePart, ImageUrl, Message, TextPart, ToolCall
+from proxy.chat import AudioPart, AudioUrl, ImagePart, ImageUrl, Message, TextPart, ToolCall
 from proxy.dialects import signature
 from proxy.dialects.codec import invalid
 from proxy.wire.google_generate_content import (
@@ -192,11 +192,13 @@ def _carried(part: Part, field: str, *, was_requested: bool) -> list[chat.Part]:
     if part.inline_data is None and part.file_data is None:
         return []
     kind, carried = _inline(part.inline_data) if part.inline_data is not None else _linked(part.file_data or FileData())
-    if carried is not None:
+    if carried is not None and not (was_requested and isinstance(carried, AudioPart)):
         return [carried]
     if was_requested or not kind.startswith(UNREADABLE):
         return [TextPart(f"[{kind or 'file'}: not shown]")]
-    raise invalid(field, f"expected an image by value or http address, text or a document, got {kind!r}")
+    raise invalid(
+        field, f"expected an image by value or http address, a sound by value, text or a document, got {kind!r}"
+    )
 
 
 File = tuple[str, chat.Part | None]
@@ -207,6 +209,8 @@ def _inline(blob: Blob) -> File:
     kind, data = blob.mime_type or "", _standard_base64(blob.data or "")
     if kind.startswith("image/"):
         return kind, ImagePart(ImageUrl(f"data:{kind};base64,{data}"))
+    if kind.startswith("audio/"):
+        return kind, AudioPart(AudioUrl(f"data:{kind};base64,{data}"))
     if kind.startswith("text/") or kind == "application/json":
         with suppress(ValueError):
             return kind, TextPart(base64.b64decode(data).decode(errors="replace"))

@@ -10,18 +10,20 @@ Rules:
 - A custom tool is a function with one string, `input`; its grammar is described, not enforced. Its calls leave as custom calls; arguments
   without an input leave as the input.
 - Only `allowed_tools` are shown. A tool_choice without tools has no effect.
+- Sounds by value are carried; a model that takes none makes the server refuse the call.
 - Text files are their text, and image files are images. For other files the model reads that they aren't shown.
 - Effort minimal is low; xhigh and max are high; unknown names have no effect.
 - Each of n choices is a call of its own on the log. Usage counts the prompt once.
 Ignored: logprobs and top_logprobs (the log keeps them; they never leave), logit_bias (its ids are of OpenAI's tokenizers), audio (a format
 of answers that are never made), metadata, moderation, prediction, prompt caching, safety_identifier, service_tier, store, user, verbosity,
 web_search_options, stream_options.include_obfuscation, and all unknown fields, such as litellm's provider_specific_fields.
-Refused: n above 128; audio in messages; files by id; answers in audio alone; tools of other kinds; a choice of a tool that isn't declared;
-the deprecated functions and function_call.
+Refused: n above 128; audio of earlier answers; files by id; answers in audio alone; tools of other kinds; a choice of a tool that isn't
+declared; the deprecated functions and function_call.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +32,8 @@ import msgspec
 from proxy.chat import (
     NOT_GIVEN,
     Answer,
+    AudioPart,
+    AudioUrl,
     ChatRequest,
     FinishReason,
     ForcedTool,
@@ -55,6 +59,7 @@ from proxy.wire.openai_chat import (
     ResponseFormat,
     ToolName,
     ToolSpec,
+    WireAudio,
     WireFile,
     WireMessage,
     WirePart,
@@ -86,6 +91,8 @@ EFFORTS = {
     "xhigh": "high",
     "max": "high",
 }
+AUDIO_FORMAT = re.compile("[a-z0-9.+-]{1,32}")
+"""Part of a MIME type."""
 MAX_CHOICES = 128
 """Limit of `n`, as at OpenAI."""
 _requests = msgspec.json.Decoder(ChatCompletionRequest)
@@ -258,11 +265,20 @@ def _part(wire: WirePart, field: str) -> Part:
             return TextPart(text)
         case WirePart(type="image_url", image_url=ImageUrl() as url):
             return ImagePart(url)
+        case WirePart(type="input_audio", input_audio=WireAudio() as audio):
+            return AudioPart(AudioUrl(_audio_url(audio, field)))
         case WirePart(type="file", file=WireFile(file_data=str(data)) as file):
             return _file(data, file.filename or "file")
     raise invalid(
-        field, f"expected a part of type text, image_url or file (by value) with its value, got {wire.type!r}"
+        field,
+        f"expected a part of type text, image_url, input_audio or file (by value) with its value, got {wire.type!r}",
     )
+
+
+def _audio_url(audio: WireAudio, field: str) -> str:
+    if AUDIO_FORMAT.fullmatch(audio.format) is None:
+        raise invalid(f"{field}.input_audio.format", f"expected a format such as wav or mp3, got {audio.format!r}")
+    return f"data:audio/{audio.format};base64,{audio.data}"
 
 
 def _file(data: str, name: str) -> Part:

@@ -5,7 +5,7 @@ prompt in the cache. A call that continues no answer costs one request, one that
 Sampled ids and logprobs are in `meta_info` (`return_meta_info`). So are the weights' versions: by token, or the version at the end of the
 answer. Fields are those of SGLang 0.5.13.
 
-A prompt with images is the server's own and begins another branch, since only the server knows which ids stand for images.
+A prompt with images or sounds is the server's own, since only the server knows which ids stand for them.
 
 Not yet run against a live server: written and tested by the formats in SGLang's sources and its users' reports.
 Codes of EngineError: those of `http` and `vllm_chat`.
@@ -67,7 +67,7 @@ class SglangTokens(VllmChat):
     async def _answer(self, request: ChatRequest, session_id: str) -> Answer:  # noqa: ARG002 - its chat has no place for it
         """One completion of one to three requests. Raises EngineError."""
         prompt = None
-        if request.continued is not None and not request.has_images:
+        if request.continued is not None and not request.has_media:
             prompt = await self._continuing.prompt(request, await self._render(request))
         body = await fitting(request, lambda limited: self._http.post(CHAT, to_wire(limited, self._model, prompt)))
         return from_wire(body, self._model, self._logprobs_mode, prompt)

@@ -3,8 +3,8 @@
 Three routes are used, which vLLM serves with `--enable-scale-out`: `/v1/chat/completions/render` (messages to token ids, sampling
 parameters and the grammar), `/inference/v1/generate` (token ids to token ids), `/v1/chat/completions/derender` (token ids to a message,
 with the server's own parsers). No text is tokenized here. The message is the one of `vllm_chat`: the end token of a turn and a stop
-string are among the tokens and not in the text. A prompt with images stays as it was rendered, since only the server knows the images'
-places.
+string are among the tokens and not in the text. A prompt with images or sounds stays as it was rendered, since only the server knows
+their places.
 
 Codes of EngineError: those of `http` and `vllm_chat`, and `unparsed` if the server can't parse the tokens that it sampled.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 import string
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -47,6 +48,16 @@ class _Rendered(msgspec.Struct):
     reasoning_parser_kwargs: msgspec.Raw = msgspec.Raw(b"null")
     cache_salt: msgspec.Raw = msgspec.Raw(b"null")
     priority: int = 0
+
+
+class _Placeholders(msgspec.Struct):
+    offset: int
+
+
+class _Features(msgspec.Struct):
+    """The places of images and sounds in a rendered prompt; the processed pixels beside them aren't decoded."""
+
+    mm_placeholders: dict[str, list[_Placeholders]] = {}
 
 
 class _Entry(msgspec.Struct):
@@ -94,6 +105,7 @@ ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9
 """The only form of ids that Mistral's templates accept."""
 
 _rendered = msgspec.json.Decoder(_Rendered)
+_features = msgspec.json.Decoder(_Features | None)
 _generated = msgspec.json.Decoder(_Generated)
 _derendered = msgspec.json.Decoder(_Derendered)
 _encode = msgspec.json.Encoder().encode
@@ -113,7 +125,7 @@ class VllmTokens(VllmChat):
         """One completion of at least three requests. Raises EngineError."""
         fields = self._fields(request)
         rendered, ids = await self._render(fields)
-        is_text = bytes(rendered.features) == b"null" and not request.has_images
+        is_text = bytes(rendered.features) == b"null" and not request.has_media
         prompt = await self._continuing.prompt(request, ids) if is_text else Prompt(ids, 0)
         # The salt is read after the renders: weights may have changed meanwhile.
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
@@ -135,6 +147,7 @@ class VllmTokens(VllmChat):
             stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
             unsaid_calls=unsaid_calls,
+            media_positions=_media_positions(rendered, request),
             **versions(choice.weight_versions, count(sampled))._asdict(),
         )
 
@@ -196,6 +209,19 @@ def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict
         params["max_tokens"] = max_tokens if most is None else min(max_tokens, most)
     body = msgspec.structs.asdict(rendered) | {"token_ids": ids.tolist()}
     return body | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False}
+
+
+def _media_positions(rendered: _Rendered, request: ChatRequest) -> tuple[int, ...] | None:
+    """The places of the request's images and sounds, each kind in its order; None if the rendering has others."""
+    features = decoded(_features, bytes(rendered.features), "rendering")
+    if features is None:
+        return None
+    kinds = [part.kind for _, part in request.media]
+    places = features.mm_placeholders
+    if Counter(kinds) != Counter({kind: len(found) for kind, found in places.items()}):
+        return None
+    remaining = {kind: iter(found) for kind, found in places.items()}
+    return tuple(next(remaining[kind]).offset for kind in kinds)
 
 
 def _checked(generated: _Generated) -> _Choice:

@@ -77,7 +77,7 @@ class ClaimState:
         self._known.add(call_id)
         self.last_call = LastCall()
         self.usage.add(count(record.sampled))
-        self.history.add(call_id, call.transcript, prompt, record.sampled, call.answer)
+        self.history.add(call_id, call.transcript, prompt, record.sampled, call.answer, record.media)
         if is_disowned:
             return
         frame = frame_of(record.engine, call.transcript.tools_digest, record.tool_choice, record.reasoning_effort)

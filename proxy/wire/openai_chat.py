@@ -24,6 +24,15 @@ class WireFile(msgspec.Struct):
     file_id: str | None = None
 
 
+class WireAudio(msgspec.Struct):
+    """A sound by value."""
+
+    data: str
+    """Base64."""
+    format: str
+    """As `wav`."""
+
+
 class WirePart(msgspec.Struct):
     """A content part; `type` decides which other field is set."""
 
@@ -31,6 +40,7 @@ class WirePart(msgspec.Struct):
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | None = None
+    input_audio: WireAudio | None = None
     file: WireFile | None = None
 
 

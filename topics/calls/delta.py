@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
-from topics.types.completion import MessageDelta, TokenDelta
+from topics.calls.media_marks import marked, unmarked
+from topics.types.completion import Medium, MessageDelta, TokenDelta
 from topics.types.tokens import IDS, Ids, common_prefix, pack_ids
 
 BLOCK = 256
@@ -87,7 +88,7 @@ class _Strand:
 
 
 class PromptIndex:
-    """A claim's acknowledged calls; shared tokens are kept once."""
+    """A claim's acknowledged calls; shared tokens are kept once. Prompts are kept as marked prompts (`media_marks.py`)."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -95,33 +96,36 @@ class PromptIndex:
         self._kept = 0
         self._ends: dict[str, tuple[_Strand, int]] = {}
         """Where each call ends."""
+        self._with_media: set[str] = set()
 
     @property
     def size(self) -> int:
         """Estimated bytes in memory: a strand's buffer has room for more tokens, and a call has an end and an id."""
         return 5 * self._kept + 250 * len(self._ends)
 
-    def encode(self, prompt: Ids) -> TokenDelta:
-        """A prompt as a delta against the added calls; in full if nothing is shared."""
-        strand, shared = self._find(prompt)
+    def encode(self, prompt: Ids, media: Sequence[Medium] = ()) -> TokenDelta:
+        """A prompt with its media as a delta against the added calls; in full if nothing is shared."""
+        tokens = marked(prompt, media)
+        strand, shared = self._find(tokens)
         known = shared // BLOCK
         last = strand.link(known)
-        made = links(prompt, known, last)
+        made = links(tokens, known, last)
+        shared_ids = len(unmarked(tokens[:shared])) if media else shared
         return TokenDelta(
-            rest=pack_ids(prompt[shared:]),
-            shared=shared,
-            base=strand.calls[bisect_left(strand.ends, shared)] if shared else None,
+            rest=pack_ids(prompt[shared_ids:]),
+            shared=shared_ids,
+            base=strand.calls[bisect_left(strand.ends, shared)] if shared_ids else None,
             chain=made[-1] if made else last,
         )
 
-    def add(self, call_id: str, prompt: Ids, sampled: Ids) -> None:
+    def add(self, call_id: str, prompt: Ids, sampled: Ids, media: Sequence[Medium] = ()) -> None:
         """Add an acknowledged call, unless it has no tokens or a known id."""
-        tokens = np.concatenate((prompt, sampled))
+        tokens = np.concatenate((marked(prompt, media), sampled))
         if call_id in self._ends or not len(tokens):
             return
         strand, shared = self._find(tokens)
         if self._kept + len(tokens) - shared > self._max_tokens:
-            self._root, self._kept, self._ends = _Strand(None, 0), 0, {}
+            self._root, self._kept, self._ends, self._with_media = _Strand(None, 0), 0, {}, set()
             strand, shared = self._root, 0
         if shared < len(tokens):
             known = shared // BLOCK
@@ -135,13 +139,23 @@ class PromptIndex:
             self._kept += len(tokens) - shared
         strand.note(call_id, len(tokens))
         self._ends[call_id] = strand, len(tokens)
+        if media:
+            self._with_media.add(call_id)
 
     def tokens(self, call_id: str, length: int | None = None) -> Ids | None:
-        """The first `length` tokens (None: all) of a call's prompt and sampled tokens; None for an unknown or shorter call."""
+        """The first `length` token ids (None: all) of a call's prompt and sampled tokens; None for an unknown or shorter call."""
         strand, end = self._ends.get(call_id, (None, 0))
-        length = end if length is None else length
-        if strand is None or length > end:
+        if strand is None:
             return None
+        if call_id in self._with_media:
+            ids = unmarked(self._beginning(strand, end))
+            return None if length is not None and length > len(ids) else ids[:length]
+        length = end if length is None else length
+        return None if length > end else self._beginning(strand, length)
+
+    def _beginning(self, at: _Strand, length: int) -> Ids:
+        """The first `length` marked tokens down to the end of a strand."""
+        strand: _Strand | None = at
         parts: list[Ids] = []
         while strand is not None:
             parts.append(strand.tokens[: max(0, length - strand.start)])
@@ -208,11 +222,15 @@ class MessageIndex:
 
     def encode(self, spelled: Spelled) -> MessageDelta:
         """Messages as a delta against the added calls."""
+        base, shared = self.base_of(spelled)
+        return MessageDelta(rest=b"[" + b",".join(spelled.messages[shared:]) + b"]", shared=shared, base=base)
+
+    def base_of(self, spelled: Spelled) -> tuple[str | None, int]:
+        """The added call that begins with most of these messages, and how many; None and 0 if no call begins alike."""
         links = spelled.links
         # A known link implies those before it, and nearly all links of a growing conversation are known.
         shared = next((at for at in range(len(links), 0, -1) if links[at - 1] in self._calls), 0)
-        base = self._calls[links[shared - 1]] if shared else None
-        return MessageDelta(rest=b"[" + b",".join(spelled.messages[shared:]) + b"]", shared=shared, base=base)
+        return (self._calls[links[shared - 1]] if shared else None), shared
 
     def add(self, call_id: str, spelled: Spelled, answer: object | None) -> None:
         """Add an acknowledged call; `answer` is None if it has none."""

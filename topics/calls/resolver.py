@@ -6,20 +6,22 @@ expanded raises an error that names it; callers handle the gap.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from topics.calls.delta import BLOCK, links
-from topics.types.completion import Completion, TokenDelta
-from topics.types.tokens import IDS, Ids, count, unpack_ids
+from topics.calls.media_marks import continuation, unmarked
+from topics.types.completion import Completion, Medium
+from topics.types.tokens import IDS, Ids, unpack_ids
 
 M = TypeVar("M")
 
 
 class DeltaError(ValueError):
-    """A delta that can't be expanded: its base is shorter than what is shared, or the chain's last link differs."""
+    """A delta that can't be expanded: its base is shorter than what is shared, or has other media there, or the hash chain differs."""
 
 
 class BaseMissingError(DeltaError):
@@ -57,11 +59,15 @@ class Conversations(Generic[M]):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """The tokens that one call adds to its bases."""
+    """The marked tokens (`topics/calls/media_marks.py`) that one call adds to its bases."""
 
-    prompt: TokenDelta
+    base: str | None
+    shared: int
+    """Marked tokens of the base."""
     tokens: Ids
-    """`prompt.rest`, then the sampled tokens."""
+    """Those of the prompt that follow, then the sampled tokens."""
+    prompt_length: int
+    media: Sequence[Medium]
     links: list[bytes]
     """Hash links of the blocks that end within `tokens`."""
 
@@ -81,16 +87,9 @@ class Resolver:
         """
         if call.call_id in self._calls:
             return
-        if call.prompt.shared > self._length(call.call_id, call.prompt.base):
-            raise DeltaError(
-                f"call {call.call_id}: shares {call.prompt.shared} tokens, more than {call.prompt.base} has"
-            )
+        known = self._known(call)
         messages = self._messages.shared(call) + msgspec.json.decode(call.messages.rest, type=list[msgspec.Raw])
-        self._calls[call.call_id] = _Known(
-            call.prompt,
-            np.concatenate((unpack_ids(call.prompt.rest), unpack_ids(call.sampled))),
-            self._linked(call),
-        )
+        self._calls[call.call_id] = known
         if call.answer:
             self._answered.add(call.call_id)
             messages.append(msgspec.Raw(call.answer))
@@ -98,55 +97,57 @@ class Resolver:
 
     def prompt(self, call_id: str) -> Ids:
         """The whole prompt, int32 [n]. Raises KeyError for a call that wasn't added."""
-        delta = self._calls[call_id].prompt
-        return self._tokens(call_id, delta.shared + count(delta.rest))
+        known = self._calls[call_id]
+        tokens = self._tokens(call_id, known.prompt_length)
+        return unmarked(tokens) if known.media else tokens
 
     def messages(self, call_id: str) -> list[Any]:
         """All canonical messages of the request, decoded. Raises KeyError for a call that wasn't added."""
         whole = self._messages.whole(call_id)
         return [msgspec.json.decode(message) for message in (whole[:-1] if call_id in self._answered else whole)]
 
-    def _length(self, call_id: str, base: str | None) -> int:
-        """The number of tokens of its base that a call may share."""
-        if base is None:
-            return 0
-        known = self._calls.get(base)
-        if known is None:
-            raise BaseMissingError(call_id, base)
-        return known.prompt.shared + len(known.tokens)
-
-    def _tokens(self, call_id: str | None, length: int) -> Ids:
-        """The first `length` tokens of a call's prompt and sampled tokens."""
-        parts = [np.empty(0, dtype=IDS)]
-        while length:
-            assert call_id is not None, "`add` has checked that shared tokens lie within the base"
-            known = self._calls[call_id]
-            if length > known.prompt.shared:
-                parts.append(known.tokens[: length - known.prompt.shared])
-                length = known.prompt.shared
-            call_id = known.prompt.base
-        return np.concatenate(parts[::-1])
-
-    def _linked(self, call: Completion) -> list[bytes]:
-        """Links of the blocks that end beyond what is shared. Raises DeltaError where the prompt's last one isn't the call's."""
+    def _known(self, call: Completion) -> _Known:
+        """Raises BaseMissingError, and DeltaError where the delta or the prompt's last hash link doesn't fit."""
         delta = call.prompt
-        prompt = np.concatenate((self._tokens(delta.base, delta.shared), unpack_ids(delta.rest)))
-        known = delta.shared // BLOCK
-        last = self._link(delta.base, known)
-        made = links(np.concatenate((prompt, unpack_ids(call.sampled))), known, last)
-        blocks = len(prompt) // BLOCK - known
+        base = None if delta.base is None else self._calls.get(delta.base)
+        if base is None and delta.base is not None:
+            raise BaseMissingError(call.call_id, delta.base)
+        found = continuation(delta.shared, unpack_ids(delta.rest), call.media, base.media if base else ())
+        if found is None:
+            raise DeltaError(f"call {call.call_id}: has other images or audio than {delta.base} in what it shares")
+        if found.shared > (base.shared + len(base.tokens) if base else 0):
+            raise DeltaError(f"call {call.call_id}: shares {delta.shared} tokens, more than {delta.base} has")
+        prompt = np.concatenate((self._tokens(delta.base, found.shared), found.rest))
+        sampled = unpack_ids(call.sampled)
+        covered = found.shared // BLOCK
+        last = self._link(delta.base, covered)
+        made = links(np.concatenate((prompt, sampled)), covered, last)
+        blocks = len(prompt) // BLOCK - covered
         if delta.chain != (made[blocks - 1] if blocks else last):
             raise DeltaError(
                 f"call {call.call_id}: its prompt as expanded isn't the one that was written (hash chain differs)"
             )
-        return made
+        tokens = np.concatenate((found.rest, sampled))
+        return _Known(delta.base, found.shared, tokens, len(prompt), call.media, made)
+
+    def _tokens(self, call_id: str | None, length: int) -> Ids:
+        """The first `length` marked tokens of a call's prompt and sampled tokens."""
+        parts = [np.empty(0, dtype=IDS)]
+        while length:
+            assert call_id is not None, "`add` has checked that shared tokens lie within the base"
+            known = self._calls[call_id]
+            if length > known.shared:
+                parts.append(known.tokens[: length - known.shared])
+                length = known.shared
+            call_id = known.base
+        return np.concatenate(parts[::-1])
 
     def _link(self, call_id: str | None, blocks: int) -> bytes:
         """The chain's link after a call's first `blocks` blocks."""
         while blocks and call_id is not None:
             known = self._calls[call_id]
-            covered = known.prompt.shared // BLOCK
+            covered = known.shared // BLOCK
             if blocks > covered:
                 return known.links[blocks - covered - 1]
-            call_id = known.prompt.base
+            call_id = known.base
         return b""

@@ -43,6 +43,8 @@ class Filters(_Part):
     rejected: Literal["mask", "train"] = "mask"
     """Answers that the harness received whole and didn't use, because it asked again with the same prompt: mask them, or train each in a
     trace of its own."""
+    drop_media: StrictBool = False
+    """Mask calls whose prompt has images or sounds, for trainers that take text alone."""
     max_tokens: StrictInt | None = Field(default=None, gt=0)
     """Mask calls whose prompt and answer have more tokens; a trace ends with the last call that fits. None: any length."""
     min_trainable_tokens: StrictInt = Field(default=1, gt=0)

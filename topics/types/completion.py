@@ -55,7 +55,8 @@ class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     base: str | None = None
     """Call id; None: `rest` is the whole prompt."""
     chain: bytes = b""
-    """Last link of the hash chain over the prompt's whole blocks of 256 tokens; empty for a shorter prompt."""
+    """Last link of the hash chain over the prompt's whole blocks of 256 tokens; empty for a shorter prompt. The
+    tokens are hashed with the digests of images among them (`topics/calls/media_marks.py`)."""
 
 
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,11 +86,14 @@ class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str = "image"
     """`image` or `audio`."""
     position: int | None = None
-    """Index of its first placeholder in the prompt; None: the engine doesn't tell."""
+    """Number of the prompt's tokens before it, none of which depends on it. In mode `tokens` this is the index of its first placeholder; in
+    mode `chat` the end of the earlier call that the prompt continues. None: unknown, so every token may depend on it."""
     media_type: str | None = None
     """As `image/png`; None: unknown."""
     blob: str | None = None
     """Reference to its bytes in the blob store; None: they weren't kept."""
+    unproven: bool = False
+    """The engine fetched it from a URL: `digest` is that of the URL, and its bytes are unknown."""
 
 
 def are_whole(spans: Sequence[PolicySpan], tokens: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from topics.types.completion import Medium, PolicySpan, Sampling
@@ -192,6 +193,8 @@ class ExpandedTrace(msgspec.Struct, frozen=True):
     """float32 [n], 0.0 where the mask is 0"""
     spans: list[Span]
     """Trainable spans, ascending."""
+    media: list[Medium] = []
+    """The images and sounds of the path, in order; a `position` counts from the trace's first token."""
 
 
 def path(trajectory: Trajectory, leaf: int) -> list[int]:
@@ -204,7 +207,7 @@ def path(trajectory: Trajectory, leaf: int) -> list[int]:
 
 
 def expand(trajectory: Trajectory, trace: Trace) -> ExpandedTrace:
-    """Token ids, loss mask and logprobs along a trace's path."""
+    """Token ids, loss mask, logprobs and media along a trace's path."""
     indexes = path(trajectory, trace.leaf)
     nodes = [trajectory.nodes[i] for i in indexes]
     total = sum(count(node.tokens) for node in nodes)
@@ -212,6 +215,7 @@ def expand(trajectory: Trajectory, trace: Trace) -> ExpandedTrace:
     mask = np.zeros(total, dtype=np.uint8)
     logprobs = np.zeros(total, dtype=np.float32)
     spans: list[Span] = []
+    media: list[Medium] = []
     trained = set(trace.trains)
     at = first = 0
     sampler: int | None = None
@@ -220,6 +224,7 @@ def expand(trajectory: Trajectory, trace: Trace) -> ExpandedTrace:
             # The nodes of one call are adjacent: its answer begins here.
             first, sampler = at, node.call
         end = at + count(node.tokens)
+        media += [replace(medium, position=at + (medium.position or 0)) for medium in node.media]
         ids[at:end] = unpack_ids(node.tokens)
         if index in trained:
             assert node.logprobs is not None, "a trained node was sampled"
@@ -230,4 +235,4 @@ def expand(trajectory: Trajectory, trace: Trace) -> ExpandedTrace:
             runs = call.versions(at - first, end - first)
             spans += [Span(call, first + start, first + stop, version) for version, start, stop in runs]
         at = end
-    return ExpandedTrace(trace, ids, mask, logprobs, spans)
+    return ExpandedTrace(trace, ids, mask, logprobs, spans, media)

@@ -63,6 +63,7 @@ def call_document(story: CallStory) -> dict[str, Any]:
         **picked(call, "prompt_tokens sampled_tokens finish_reason policy_version"),
         "policy_spans": [msgspec.structs.asdict(span) for span in call.policy_spans],
         **picked(call, "realigned model_served sampling reward"),
+        "media": [msgspec.structs.asdict(medium) for medium in call.media],
         "masked": story.masked,
         "disowned": story.disowned,
         "late": story.is_late,

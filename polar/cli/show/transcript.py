@@ -189,7 +189,7 @@ class _Drawer:
 
 
 def texts_of(content: object) -> Iterator[str]:
-    """A message's content as text: an image as its size, unknown parts as JSON."""
+    """A message's content as text: an image or a sound as its size, unknown parts as JSON."""
     if isinstance(content, str):
         if content:
             yield content
@@ -202,5 +202,7 @@ def texts_of(content: object) -> Iterator[str]:
                 yield f"[image, {len(url):,} characters of data]"
             case {"type": "image_url", "image_url": {"url": str(url)}}:
                 yield f"[image {url}]"
+            case {"type": "audio_url", "audio_url": {"url": str(url)}}:
+                yield f"[sound, {len(url):,} characters of data]"
             case _:
                 yield json.dumps(part, ensure_ascii=False)

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.trainer.exporters.segments import refuse_media
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
 from topics.types.errors import InputError
@@ -60,13 +61,15 @@ def training_samples(
     `unknown_temperature`: the temperature of calls that set none, which is the engine's default. Raises InputError for such calls without
     it, and for greedy calls.
     `by_session` gives all sessions the same total weight (`rl_weights`, with mean 1 over the group's tokens). Otherwise each token has
-    weight 1, as in prime-rl.
+    weight 1, as in prime-rl. Raises InputError for a row with images: prime-rl takes them processed by its own renderer.
     """
     if env_name == RESERVED:
         raise InputError("env_name", env_name, "is reserved by prime-rl: name the environment")
     if unknown_temperature is not None and unknown_temperature <= 0:
         raise InputError("unknown_temperature", unknown_temperature, "must be above 0: prime-rl divides logits by it")
     rows = grpo(group, by_deviation=by_deviation, leave_one_out=leave_one_out)
+    for row in rows:
+        refuse_media(row.session_id, row.media)
     weights = [row.weights for row in rows]
     tokens = sum(int(row.loss_mask.sum()) for row in rows)
     scale = tokens / len({row.session_id for row in rows}) if rows else 0.0

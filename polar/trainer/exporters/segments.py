@@ -1,18 +1,20 @@
 """Shared by the exporters: a session's traces as linear sequences, each a prompt and a response.
 
-The response begins with the first trained token.
+The response begins with the first trained token. Images and sounds of a row are its `expanded.media`. Most formats have no place for them:
+their exporters refuse such rows, since the tokens alone are another prompt than the one that was sampled from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from polar.trainer.groups import Group
 from polar.trainer.rows import reward_of
+from topics.types.completion import Medium
 from topics.types.errors import InputError
 from topics.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expand
 
@@ -85,17 +87,50 @@ class Segment:
         yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-def segments(trajectory: Trajectory) -> list[Segment]:
+Load = Callable[[Medium], Any]
+"""Returns an image or a sound as the trainer takes it, for example `PIL.Image.open(BytesIO(reader.read(medium)))`."""
+KINDS = {"image": "images", "audio": "audios"}
+"""The trainers' names for a row's media, by kind."""
+
+
+def segments(trajectory: Trajectory, *, with_media: bool = False) -> list[Segment]:
     """The trajectory's segments by length, the longest last: trainers that use one row of a rollout use the last.
 
-    Leaves out traces that have no reward although their session has one.
+    Leaves out traces that have no reward although their session has one. `with_media`: the format has a place for images and sounds;
+    without it, a segment that has any raises InputError.
     """
     made = [
         _segment(trajectory, index, trace)
         for index, trace in reversed(list(enumerate(trajectory.traces)))
         if trace.trains and (trace.reward is not None or trajectory.reward is None)
     ]
+    if not with_media:
+        for segment in made:
+            refuse_media(trajectory.session_id, segment.expanded.media)
     return sorted(made, key=lambda segment: len(segment.expanded.token_ids))
+
+
+def refuse_media(session_id: str, media: Sequence[Medium]) -> None:
+    """Raises InputError for a row with images or sounds."""
+    if media:
+        reason = f"has {len(media)} images or sounds in a row, and this format has no place for them; set the builder's filter drop_media"
+        raise InputError("groups", session_id, reason)
+
+
+def loaded(trajectory: Trajectory, segment: Segment, load: Load | None) -> dict[str, list[Any]] | None:
+    """The images and sounds of a segment in order, by the trainers' names; None without any. Raises InputError if there is no `load`."""
+    media = segment.expanded.media
+    if not media:
+        return None
+    if load is None:
+        reason = (
+            "has images or sounds; pass load=…, a function that returns one, or set the builder's filter drop_media"
+        )
+        raise InputError("load", None, f"{trajectory.session_id} {reason}")
+    found: dict[str, list[Any]] = {}
+    for medium in media:
+        found.setdefault(KINDS[medium.kind], []).append(load(medium))
+    return found
 
 
 def rewarded(group: Group) -> list[tuple[Trajectory, list[Segment]]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polar.trainer.exporters.segments import Segment, one_reward, segments
+from polar.trainer.exporters.segments import Load, Segment, loaded, one_reward, segments
 from polar.trainer.groups import Group
 from topics.types.errors import InputError
 from topics.types.session import Status
@@ -31,26 +31,32 @@ PER_REQUEST = "build with per_request, which makes a sample of each call, and le
 
 
 def samples(
-    group: Group, *, group_index: int, first_index: int, advantages: Sequence[float | None] | None = None
+    group: Group,
+    *,
+    group_index: int,
+    first_index: int,
+    advantages: Sequence[float | None] | None = None,
+    load: Load | None = None,
 ) -> list[list[dict[str, Any]]]:
     """The group's rollouts, each a list of samples: one prompt's entry in the result of a rollout function.
 
     `index` and `rollout_id` count sessions from `first_index`. A sample's `reward` is that of its calls. With `advantages`, one per
     trajectory of the group, it is its rollout's advantage; a rollout without one is left out. `metadata["raw_reward"]`, which slime logs,
     is always the trace's reward. Raises InputError for a sample whose calls have different rewards, and with `advantages` for calls that
-    have another reward than their trace.
+    have another reward than their trace. `load` returns the images of rows that have any, for `multimodal_inputs`; without it such a row
+    raises InputError.
     """
     scores = group.rewards if advantages is None else advantages
     found = []
     for index, (trajectory, score) in enumerate(zip(group.trajectories, scores, strict=True), first_index):
-        if trajectory.reward is not None and score is not None and (rows := segments(trajectory)):
+        if trajectory.reward is not None and score is not None and (rows := segments(trajectory, with_media=True)):
             advantage = None if advantages is None else score
-            found.append([_sample(trajectory, row, group_index, index, advantage) for row in rows])
+            found.append([_sample(trajectory, row, group_index, index, advantage, load) for row in rows])
     return found
 
 
 def _sample(
-    trajectory: Trajectory, segment: Segment, group_index: int, index: int, advantage: float | None
+    trajectory: Trajectory, segment: Segment, group_index: int, index: int, advantage: float | None, load: Load | None
 ) -> dict[str, Any]:
     reward = one_reward(trajectory, [segment], PER_REQUEST)
     if advantage is not None and reward != segment.reward:
@@ -62,6 +68,7 @@ def _sample(
         "group_index": group_index,
         "index": index,
         "rollout_id": index,
+        "multimodal_inputs": loaded(trajectory, segment, load),
         "tokens": segment.expanded.token_ids.tolist(),
         "response_length": len(segment),
         "reward": reward if advantage is None else advantage,

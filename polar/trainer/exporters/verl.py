@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.trainer.exporters.segments import Segment, one_reward, rewarded, segments
+from polar.trainer.exporters.segments import Load, Segment, loaded, one_reward, rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
 from topics.types.errors import InputError
@@ -33,17 +33,22 @@ class DataProto(msgspec.Struct, frozen=True):
     meta_info: dict[str, Any]
 
 
-def agent_loop_outputs(trajectory: Trajectory, *, unknown_version: int | None = None) -> list[dict[str, Any]]:
+def agent_loop_outputs(
+    trajectory: Trajectory, *, unknown_version: int | None = None, load: Load | None = None
+) -> list[dict[str, Any]]:
     """The arguments of one `AgentLoopOutput` per trace. Empty for a session without a reward: the agent loop then returns None.
 
     `unknown_version`: the global step to use for an unknown policy version; without it, an unknown version raises InputError. So do calls
-    with different rewards.
+    with different rewards. `load` returns the images and sounds of rows that have any, for `multi_modal_data`; without it such a row raises
+    InputError.
     """
-    parts = segments(trajectory)
+    parts = segments(trajectory, with_media=True)
     if trajectory.reward is None or not parts:
         return []
     reward = one_reward(trajectory, parts, "use data_proto, which has an advantage per token")
-    return [_output(trajectory, segment, reward, unknown_version) for segment in parts]
+    return [
+        _output(trajectory, segment, reward, unknown_version) | _media(trajectory, segment, load) for segment in parts
+    ]
 
 
 def data_proto(
@@ -57,7 +62,8 @@ def data_proto(
 ) -> DataProto:
     """A batch of all rows with `advantages` and `returns`, which replace verl's own computation: per rollout, or per call with a reward.
 
-    Raises InputError for a prompt or response over its length, if no row is left, and for an unknown version as `agent_loop_outputs`.
+    Raises InputError for a prompt or response over its length, for a row with images, if no row is left, and for an unknown version as
+    `agent_loop_outputs`.
     """
     rows = [
         (trajectory, segment)
@@ -164,6 +170,11 @@ def _output(trajectory: Trajectory, segment: Segment, reward: float, unknown_ver
         # verl reads it from the last output of a rollout that has a reward.
         "extra_fields": {"reward_extra_info": {}, **_steps(trajectory, segment, unknown_version), **names},
     }
+
+
+def _media(trajectory: Trajectory, segment: Segment, load: Load | None) -> dict[str, Any]:
+    found = loaded(trajectory, segment, load)
+    return {} if found is None else {"multi_modal_data": found}
 
 
 def _turns(segment: Segment) -> int:

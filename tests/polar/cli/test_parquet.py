@@ -14,6 +14,7 @@ import pytest
 from polar.cli import parquet
 from polar.cli.trajectories import fields, line
 from tests.analytics.story import story
+from topics.types.completion import Medium
 from topics.types.trajectory import Stats, Trajectory
 
 TRAJECTORIES = [record for _, record in story() if isinstance(record, Trajectory)]
@@ -31,13 +32,18 @@ def test_a_row_holds_what_the_line_of_json_holds() -> None:
     many = msgspec.structs.replace(
         TRAJECTORIES[0], stats=Stats(calls=3, masked_tokens={"fork": 4}, branches={"fork": 1})
     )
-    for trajectory in (*TRAJECTORIES, many):
+    first, *nodes = TRAJECTORIES[0].nodes
+    image = Medium("00ff", position=0, blob="blob:sha256/00ff", unproven=True)
+    seen = msgspec.structs.replace(TRAJECTORIES[0], nodes=[msgspec.structs.replace(first, media=[image]), *nodes])
+    for trajectory in (*TRAJECTORIES, many, seen):
         [row] = written(trajectory).to_pylist(maps_as_pydicts="strict")
         said = json.loads(msgspec.json.encode(line(trajectory)))
         row["metadata"] = json.loads(row["metadata"])
         # JSON leaves out what has its default, also where that is a number or a map.
         row["stats"] = {name: value for name, value in row["stats"].items() if value}
         for trace in row["traces"]:
+            media = [medium.items() for medium in trace["media"]]
+            trace["media"] = [{name: value for name, value in one if value not in (None, "image")} for one in media]
             for call in trace["calls"]:
                 call["sampling"] = {name: value for name, value in call["sampling"].items() if value}
         if row["error"] and not row["error"]["retryable"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from polar.trainer.groups import Group
 from polar.trainer.packing import TOKEN_ARRAYS, Batch, pack
 from polar.trainer.rows import Row, grpo
 from tests.polar.trainer.trees import groups
+from topics.types.completion import Medium
 from topics.types.errors import InputError
 
 
@@ -69,6 +71,17 @@ def row(size: int) -> Row:
     return Row(
         f"t.{size}", 0, np.arange(size, dtype=np.int32), ones.astype(np.uint8), -ones, ones, ones, ones.astype(np.int64)
     )  # fmt: skip
+
+
+def test_images_stay_with_their_sequence_and_a_cut_leaves_none_in_part() -> None:
+    seen = [Medium("a", position=1), Medium("b", position=5)]
+    mask = np.array([0, 0, 0, 1, 0, 0, 0, 0, 0, 1], dtype=np.uint8)
+    first, second = replace(row(10), loss_mask=mask, media=seen), row(3)
+    [batch] = pack([second, first], 13)
+    assert batch.media == [[], seen]
+    for limit, size, left in ((9, 5, seen[:1]), (5, 5, seen[:1]), (4, 4, seen[:1])):
+        [batch] = pack([first], limit, too_long="cut")
+        assert (len(batch.token_ids), batch.media) == (size, [left])
 
 
 def test_a_row_that_is_too_long_is_refused_by_name() -> None:

@@ -373,7 +373,7 @@ class Generate(Client):
     }
     overflow = "The input token count .*exceeds the maximum number of tokens"
     stops = ("STOP", "STOP", "MAX_TOKENS")
-    unreadable: ClassVar = types.Content(role="user", parts=[types.Part.from_bytes(data=b"x", mime_type="audio/wav")])
+    unreadable: ClassVar = types.Content(role="user", parts=[types.Part.from_bytes(data=b"x", mime_type="video/mp4")])
     hides_thoughts = True
     vertex = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -21,6 +22,7 @@ from tests.proxy.conformance import clients
 from tests.proxy.conformance.clients import Chat, Client, Generate, Messages, Reply, Responses, Vertex
 from tests.proxy.conformance.conftest import check_growth, script
 from tests.proxy.conftest import Bench
+from topics.environment import blob_store
 from topics.types.completion import CallOutcome, Completion
 from topics.types.tokens import unpack_ids
 
@@ -105,12 +107,17 @@ async def test_tools_in_several_turns_are_one_growing_prompt(
 
 
 @of(*CLIENTS)
-async def test_an_image_reaches_the_engine_where_it_stood(client: Client, bench: Bench) -> None:
+async def test_an_image_reaches_the_engine_where_it_stood_and_its_bytes_are_stored(
+    client: Client, bench: Bench
+) -> None:
     await client.ask([client.user("what is this?", clients.PIXEL)], system=False)
     [call] = await bench.calls(1)
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{clients.PIXEL}"}}
     text = {"type": "text", "text": "what is this?"}
     assert json.loads(call.messages.rest) == [{"role": "user", "content": [text, image]}]
+    [medium] = call.media
+    assert (medium.kind, medium.media_type, medium.unproven) == ("image", "image/png", False)
+    assert blob_store.of(bench.settings).get(medium.blob or "") == base64.b64decode(clients.PIXEL)
 
 
 class Weather(BaseModel):

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from proxy.chat import (
     Answer,
+    AudioPart,
     ChatRequest,
     FinishReason,
     FunctionCall,
-    ImagePart,
     Message,
+    Part,
     TextPart,
     ToolCall,
     Usage,
@@ -70,9 +71,11 @@ def transcript(messages: Sequence[Message]) -> list[str]:
     return lines
 
 
-def _shown(part: TextPart | ImagePart) -> str:
+def _shown(part: Part) -> str:
     if isinstance(part, TextPart):
         return repr(part.text)
+    if isinstance(part, AudioPart):
+        return f"audio({part.url})"
     return f"image({', '.join(filter(None, (part.image_url.url, part.image_url.detail)))})"
 
 

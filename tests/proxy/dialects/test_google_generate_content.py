@@ -64,7 +64,7 @@ def configured(**config: Any) -> ChatRequest:
     return parse(generationConfig=config)
 
 
-SOUND = {"inlineData": {"mimeType": "audio/wav", "data": "AAAA"}}
+FILM = {"inlineData": {"mimeType": "video/mp4", "data": "AAAA"}}
 
 
 # --- both spellings
@@ -250,7 +250,7 @@ class TestGoogleGenerateContent(DialectSuite):
         ({"contents": 5}, "contents[0]"),
         ({"contents": [{"role": "wizard", "parts": [{"text": "x"}]}]}, "contents[0].role"),
         ({"contents": [{"parts": [{"text": 5}]}]}, "contents[0].parts[0].text"),
-        ({"contents": [user(SOUND)]}, "contents[0].parts[0]"),
+        ({"contents": [user(FILM)]}, "contents[0].parts[0]"),
         ({"contents": [user({"fileData": {"fileUri": "gs://x/y.png"}})]}, "contents[0].parts[0]"),
         ({"contents": [model({"functionCall": {}})]}, "contents[0].parts[0].functionCall.name"),
         (

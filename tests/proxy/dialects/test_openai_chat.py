@@ -66,6 +66,14 @@ class TestOpenAIChat(DialectSuite):
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "a,b"}}]}
+                ]
+            },
+            "messages[0].content[0].input_audio.format",
+        ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"temperature": "hot"}, "temperature"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

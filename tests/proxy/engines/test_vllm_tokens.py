@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from proxy.chat import Answer, ChatRequest, Message
+from proxy.chat import Answer, AudioPart, AudioUrl, ChatRequest, ImagePart, ImageUrl, Message, Part, TextPart
 from proxy.engines.vllm_tokens import DERENDER, GENERATE, RENDER, VllmTokens
 from proxy.errors import EngineError, Refusal, refusal_of
 from tests.proxy.engines.recorded import served
@@ -104,6 +104,29 @@ async def test_what_the_server_rendered_goes_back_to_it_but_for_what_is_ours() -
     response = server.asked[DERENDER]["generate_response"]
     assert response["prompt_token_ids"] == [1, 2, 3]
     assert response["choices"][0]["token_ids"] == [5, 6], "the end of the turn would be text"
+
+
+async def test_the_places_of_media_are_the_rendering_s_and_its_features_go_back_unchanged() -> None:
+    places = {"image": [{"offset": 1, "length": 2}, {"offset": 3, "length": 2}], "audio": [{"offset": 6, "length": 1}]}
+    features = {
+        "mm_hashes": {"image": ["a", "b"], "audio": ["c"]},
+        "mm_placeholders": places,
+        "kwargs_data": {"image": ["gAB=", None], "audio": [None]},
+        "mm_metadata": None,
+    }
+    picture, sound = ImagePart(ImageUrl("data:image/png;base64,")), AudioPart(AudioUrl("data:audio/wav;base64,"))
+    server = Server(**{RENDER: RENDERED | {"features": features}})
+    async with engine_of(server) as engine:
+        talks: list[tuple[list[Part], tuple[int, ...] | None]] = [
+            ([picture, sound, picture], (1, 6, 3)),
+            ([picture, sound], None),
+            ([], None),
+        ]
+        for parts, expected in talks:
+            answer = await engine.complete(ChatRequest([Message("user", [TextPart("hi"), *parts])]), "t.0")
+            assert answer.media_positions == expected
+            assert server.asked[GENERATE]["features"] == features
+    assert (await answer_of(Server())).media_positions is None
 
 
 async def test_ids_of_calls_that_the_server_only_drew_are_such_as_every_template_takes() -> None:
