@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 import string
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
 from proxy.errors import EngineError
+from topics.types.completion import FREE, Sampling, truncates
 from topics.types.tokens import Ids, count, unpack_ids
 
 RENDER = "/v1/chat/completions/render"
@@ -88,6 +90,11 @@ class _Derendered(msgspec.Struct):
     choices: list[_DerenderedChoice]
 
 
+NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+}  # fmt: skip
+"""Values that a rendering leaves out, since they are the defaults of vLLM's `SamplingParams`."""
 DRAWN = re.compile("[0-9a-f]{16,32}")
 """Ids that derender draws at random (`random_uuid` of vLLM 0.32), although its parsers may have found one."""
 ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9
@@ -132,6 +139,7 @@ class VllmTokens(VllmChat):
             logprobs=logprobs,
             model=generated.model or self._model,
             logprobs_mode=self._logprobs_mode,
+            sampling=None if rendered.sampling_params is None else _sampling(request, rendered.sampling_params),
             stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
             unsaid_calls=unsaid_calls,
@@ -196,6 +204,20 @@ def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict
         params["max_tokens"] = max_tokens if most is None else min(max_tokens, most)
     body = msgspec.structs.asdict(rendered) | {"token_ids": ids.tolist()}
     return body | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False}
+
+
+def _sampling(request: ChatRequest, params: Mapping[str, Any]) -> Sampling:
+    """How the server samples by the rendering, which has its own defaults in place of what the request left open."""
+    values = {name: params.get(name, neutral) for name, neutral in NEUTRAL.items()}
+    is_bound = params.get("structured_outputs") is not None
+    return msgspec.structs.replace(
+        request.sampling,
+        **values,
+        truncated=truncates(values["top_p"], values["top_k"], values["min_p"]),
+        grammar=is_bound,
+        grammar_source=(request.grammar_source or "engine") if is_bound else FREE,
+        logit_bias=params.get("logit_bias") or {},
+    )
 
 
 def _checked(generated: _Generated) -> _Choice:

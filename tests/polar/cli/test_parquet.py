@@ -14,8 +14,10 @@ import pytest
 from polar.cli import parquet
 from polar.cli.trajectories import fields, line
 from tests.analytics.story import story
+from topics.types.completion import Sampling
 from topics.types.trajectory import Stats, Trajectory
 
+DEFAULTS = msgspec.structs.asdict(Sampling())
 TRAJECTORIES = [record for _, record in story() if isinstance(record, Trajectory)]
 
 
@@ -39,7 +41,9 @@ def test_a_row_holds_what_the_line_of_json_holds() -> None:
         row["stats"] = {name: value for name, value in row["stats"].items() if value}
         for trace in row["traces"]:
             for call in trace["calls"]:
-                call["sampling"] = {name: value for name, value in call["sampling"].items() if value}
+                call["sampling"] = {
+                    name: value for name, value in call["sampling"].items() if value and value != DEFAULTS[name]
+                }
         if row["error"] and not row["error"]["retryable"]:
             del row["error"]["retryable"]
         assert row == said
