@@ -20,9 +20,21 @@ if TYPE_CHECKING:
     from polar.trainer.groups import Group, drop_zero_advantage
     from polar.trainer.packing import Batch, pack
     from polar.trainer.rows import Row, grpo
+    from polar.trainer.sampling_expectation import expect
     from polar.trainer.staleness import Staleness
 
-__all__ = ["Batch", "Feed", "Group", "Row", "Staleness", "TrajectoryConsumer", "drop_zero_advantage", "grpo", "pack"]
+__all__ = [
+    "Batch",
+    "Feed",
+    "Group",
+    "Row",
+    "Staleness",
+    "TrajectoryConsumer",
+    "drop_zero_advantage",
+    "expect",
+    "grpo",
+    "pack",
+]
 
 _NAMES = {
     "consumer": "TrajectoryConsumer",
@@ -30,6 +42,7 @@ _NAMES = {
     "groups": "Group drop_zero_advantage",
     "packing": "Batch pack",
     "rows": "Row grpo",
+    "sampling_expectation": "expect",
     "staleness": "Staleness",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import Segment, rewarded
 from polar.trainer.groups import Group
 from topics.types.trajectory import Trajectory
@@ -19,6 +20,7 @@ from topics.types.trajectory import Trajectory
 
 def results(group: Group, *, task_index: int) -> list[dict[str, Any]]:
     """One Gym result per trace, with the trace's reward. The results of one session have the same `_ng_rollout_index`."""
+    require_alike(group.trajectories)
     return [
         {
             "responses_create_params": {"input": []},

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
 from topics.types.trajectory import Trajectory, expand
@@ -45,6 +46,7 @@ def training_samples(
     `by_session` gives all sessions the same total weight (`rl_weights`, with mean 1 over the group's tokens). Otherwise each token has
     weight 1, as in prime-rl.
     """
+    require_alike(group.trajectories, one_temperature=False)
     rows = grpo(group, by_deviation=by_deviation, leave_one_out=leave_one_out)
     weights = [row.weights for row in rows]
     tokens = sum(int(row.loss_mask.sum()) for row in rows)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import rewarded
 from polar.trainer.groups import Group
 
@@ -30,6 +31,7 @@ class TrajectoryID:
 
 def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
     """All rows in the order of the groups. Fields for which Polar has no data are None."""
+    require_alike(trajectory for group in groups for trajectory in group.trajectories)
     rows = [
         (trajectory, segment, segment is parts[-1])
         for group in groups

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import Segment, segments
 from polar.trainer.groups import Group
 from topics.types.session import Status
@@ -33,6 +34,7 @@ def samples(
     `index` and `rollout_id` count sessions from `first_index`. With `advantages`, one per trajectory of the group, a sample's `reward` is
     its rollout's advantage; a rollout without one is left out. `metadata["raw_reward"]`, which slime logs, is always the reward.
     """
+    require_alike(group.trajectories)
     scores = group.rewards if advantages is None else advantages
     found = []
     for index, (trajectory, reward) in enumerate(zip(group.trajectories, scores, strict=True), first_index):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from polar.trainer.advantages import advantages
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import Segment, rewarded, segments
 from polar.trainer.groups import Group
 from topics.types.errors import InputError
@@ -46,6 +47,7 @@ def rollouts(
     masked first token of another session. `branches`: refuse a session with several traces, or train only its longest trace.
     Raises InputError for a refused session, a group of another size, and a group with no trained tokens.
     """
+    require_alike(trajectory for group in groups for trajectory in group.trajectories)
     found: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
     }
@@ -69,6 +71,7 @@ def rollouts(
 
 def rollout_samples(group: Group, *, group_id: int) -> list[RolloutSample]:
     """One row per trace with its session's advantage, in population standard deviations as in TRL. Rewards of calls are ignored."""
+    require_alike(group.trajectories)
     by_session = dict(zip([one.session_id for one in group.trajectories], advantages(group.rewards), strict=True))
     return [
         _sample(segment, by_session[trajectory.session_id], group_id)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import Segment, rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
@@ -39,6 +40,7 @@ def agent_loop_outputs(trajectory: Trajectory, *, unknown_version: int | None = 
     """
     if trajectory.reward is None:
         return []
+    require_alike([trajectory])
     return [_output(trajectory, segment, unknown_version) for segment in segments(trajectory)]
 
 
@@ -55,6 +57,7 @@ def data_proto(
 
     Raises InputError for a prompt or response over its length, if no row is left, and as `agent_loop_outputs`.
     """
+    require_alike(trajectory for group in groups for trajectory in group.trajectories)
     rows = [
         (trajectory, segment)
         for group in groups

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from polar.trainer.exporters.prime_rl import training_samples
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
-from tests.polar.trainer.trees import groups
+from tests.polar.trainer.trees import MIXED, groups
 
 PLACES = [
     "token_ids", "mask", "logprobs", "temperatures", "env_name", "ref_logprobs", "mm_kwargs", "routed_experts", "mm_token_type_ids",
@@ -35,7 +35,7 @@ def test_on_the_wire_each_field_has_its_place(group: Group) -> None:
     assert dict(zip(PLACES, wire, strict=True)) == {name: getattr(sample, name) for name in PLACES}
 
 
-@given(groups())
+@given(groups(temperatures=MIXED))
 def test_arrays_are_aligned_and_no_trained_token_lacks_an_advantage(group: Group) -> None:
     samples = training_samples(group, env_name="e", by_session=True)
     rows = grpo(group)
