@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from topics.types.completion import PolicySpan, Sampling
+from topics.types.completion import UNKNOWN, PolicySpan, Sampling
 from topics.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -222,7 +222,7 @@ class Answer(msgspec.Struct, frozen=True):
     """float32 LE, as many as `sampled_ids`."""
     model: str
     """The engine's name of the model."""
-    logprobs_mode: str = "processed"
+    logprobs_mode: str = UNKNOWN
     sampling: Sampling | None = None
     """How the engine says that it sampled; None: as the request has it."""
     policy_version: int | None = None

@@ -103,8 +103,9 @@ def imposed(request: ChatRequest, key: KeyClaims, unasked_grammar: bool | None) 
 
 
 def _grammar_source(request: ChatRequest, unasked: bool | None) -> str:
-    if request.grammar_source is not None:
-        return request.grammar_source
+    requested = request.grammar_source
+    if requested is not None:
+        return requested
     if unasked is None:
         return UNKNOWN
     if unasked:
