@@ -82,7 +82,8 @@ def differences(plain: Floats, trace: Mapping[str, Any], call: Mapping[str, Any]
     """float64 [trained tokens of the call]: recorded less reproduced."""
     place = slice(call["start"], call["end"])
     ids = trace["token_ids"][place]
-    return np.array(trace["logprobs"][place]) - reproduced(plain[place], call)[np.arange(len(ids)), ids]
+    found: Floats = np.array(trace["logprobs"][place]) - reproduced(plain[place], call)[np.arange(len(ids)), ids]
+    return found
 
 
 def main(lines: Iterable[str], url: str, model: str) -> None:
