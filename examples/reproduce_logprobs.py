@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 def is_reproducible(call: Mapping[str, Any]) -> bool:
     """Whether the record of a call's sampling says all that its logprobs depend on."""
     sampling = call["sampling"]
-    if call["images"] or sampling.get("grammar_source") != "none":
+    if call["has_media"] or sampling.get("grammar_source") != "none":
         return False  # vLLM applies a grammar before it takes raw logprobs, too
     if call["plain"] or call["logprobs_mode"] == "raw":
         return True

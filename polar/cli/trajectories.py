@@ -166,7 +166,7 @@ def _span(span: Span, as_dict: Callable[[Any], Any]) -> dict[str, Any]:
         **picked(span, "start end policy_version"),
         "sampling": as_dict(span.call.sampling),
         **picked(span.call, "engine logprobs_mode"),
-        "images": sum(medium.kind == "image" for medium in span.call.media),
+        "has_media": bool(span.call.media),
         "plain": span.call.sampling.plain,
     }
 

@@ -319,7 +319,7 @@ def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> 
                 "sampling": {"temperature": 1.0},
                 "engine": "large",
                 "logprobs_mode": "raw",
-                "images": 1,
+                "has_media": True,
                 "plain": False,
             }
         ],
