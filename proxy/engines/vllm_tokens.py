@@ -207,16 +207,21 @@ def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict
 
 
 def _sampling(request: ChatRequest, params: Mapping[str, Any]) -> Sampling:
-    """How the server samples by the rendering, which has its own defaults in place of what the request left open."""
-    values = {name: params.get(name, neutral) for name, neutral in NEUTRAL.items()}
+    """How the server samples by the rendering, which has its own defaults in place of what the request left open. Raises EngineError."""
+    settings = {name: params.get(name, neutral) for name, neutral in NEUTRAL.items()}
+    try:
+        found = msgspec.convert(settings | {"logit_bias": params.get("logit_bias") or {}}, Sampling)
+    except msgspec.ValidationError as error:
+        raise EngineError("malformed", f"the rendering's sampling_params: {error}") from None
     is_bound = params.get("structured_outputs") is not None
     return msgspec.structs.replace(
-        request.sampling,
-        **values,
-        truncated=truncates(values["top_p"], values["top_k"], values["min_p"]),
+        found,
+        seed=request.sampling.seed,
+        max_tokens=request.sampling.max_tokens,
+        stop=request.sampling.stop,
+        truncated=truncates(found.top_p, found.top_k, found.min_p),
         grammar=is_bound,
         grammar_source=(request.grammar_source or "engine") if is_bound else FREE,
-        logit_bias=params.get("logit_bias") or {},
     )
 
 

@@ -146,6 +146,13 @@ async def test_a_grammar_is_what_the_server_rendered_whatever_the_request_asked_
     assert (answer.sampling.grammar, answer.sampling.grammar_source) == (grammar, source)
 
 
+@pytest.mark.parametrize("params", [{"top_p": "much"}, {"top_k": 1.5}, {"logit_bias": {"5": "up"}}])
+async def test_settings_that_are_none_are_no_record(params: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match="the rendering's sampling_params: Expected") as raised:
+        await answer_of(Server(**{RENDER: RENDERED | {"sampling_params": params}}))
+    assert raised.value.code == "malformed"
+
+
 async def test_a_server_that_renders_no_settings_leaves_them_as_asked() -> None:
     answer = await answer_of(Server(**{RENDER: RENDERED | {"sampling_params": None}}))
     assert answer.sampling is None
