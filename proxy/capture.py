@@ -176,6 +176,7 @@ def answered_record(spec: CallSpec, answer: Answer, media: Sequence[Medium] = ()
         finish_reason=answer.finish_reason,
         stop_sequence=answer.stop_sequence,
         model_served=answer.model,
+        sampling=answer.sampling or spec.request.sampling,
         policy_version=answer.policy_version,
         policy_spans=list(answer.policy_spans),
         realigned=answer.realigned,

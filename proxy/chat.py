@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from topics.types.completion import PolicySpan, Sampling
+from topics.types.completion import UNKNOWN, PolicySpan, Sampling
 from topics.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -222,13 +222,21 @@ class ChatRequest(msgspec.Struct, frozen=True):
         return "none" if self.tool_choice == "none" else None
 
     @property
-    def is_grammar_bound(self) -> bool:
-        """Whether the engine masks tokens: for structured output, or for a required tool call."""
-        return (
-            bool(bytes(self.response_format))
-            or self.tool_choice == "required"
-            or isinstance(self.tool_choice, ForcedTool)
-        )
+    def may_call_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def grammar_source(self) -> str | None:
+        """What of the request asks the engine to mask tokens, as `Sampling.grammar_source` has it; None: nothing does."""
+        if bytes(self.response_format):
+            return "response_format"
+        if not self.may_call_tools:
+            return None
+        if self.tool_choice == "required" or isinstance(self.tool_choice, ForcedTool):
+            return "tool_choice"
+        if any(tool.function.strict for tool in self.tools):
+            return "strict_tools"
+        return "parallel_tool_calls" if self.parallel_tool_calls is False else None
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -256,7 +264,9 @@ class Answer(msgspec.Struct, frozen=True):
     """float32 LE, as many as `sampled_ids`."""
     model: str
     """The engine's name of the model."""
-    logprobs_mode: str = "processed"
+    logprobs_mode: str = UNKNOWN
+    sampling: Sampling | None = None
+    """How the engine says that it sampled; None: as the request has it."""
     policy_version: int | None = None
     """The first token's; None if the engine doesn't report it."""
     stop_sequence: str | None = None

@@ -25,10 +25,11 @@ from proxy.session.repeats import content_digest, is_retry
 from proxy.session.reply import SharedCalls, nothing
 from proxy.session.seen import question_of
 from topics.environment.keys import KeyClaims, Limits
-from topics.types.completion import Sampling
+from topics.types.completion import FREE, UNKNOWN, Sampling, truncates
 
-SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in ("truncated", "grammar"))
-"""The sampling settings that a key can impose; the other two fields are facts about them."""
+FACTS = ("truncated", "grammar", "grammar_source", "stop", "logit_bias")
+"""Fields of Sampling that the record alone has; a key can impose the others."""
+SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name not in FACTS)
 
 
 class Intake:
@@ -59,7 +60,7 @@ class Intake:
         lineage = lineage_of(headers)
         engine = self._pipeline.engines.for_model(request.model)
         restored, transcript = claim.restore(request, engine.name if engine.owns_prompts else None)
-        request = imposed(restored, claim.key)
+        request = imposed(restored, claim.key, engine.unasked_grammar)
         digest = content_digest(dialect.name, request, transcript, lineage)
         shared: SharedCalls | None = claim.repeats.find(digest, is_retry=is_retry(lineage))
         if shared is not None:
@@ -98,15 +99,33 @@ class Intake:
         return calls
 
 
-def imposed(request: ChatRequest, key: KeyClaims) -> ChatRequest:
-    """The request with the key's sampling in place of the harness's, and the record's flags set."""
+def imposed(request: ChatRequest, key: KeyClaims, unasked_grammar: bool | None) -> ChatRequest:
+    """The request with the key's sampling in place of the harness's, and the record's facts about it.
+
+    `unasked_grammar`: the engine's.
+    """
     values = {name: key.sampling.get(name, getattr(request.sampling, name)) for name in SAMPLING}
-    return replace(request, sampling=Sampling(**values, truncated=_truncates(values), grammar=request.is_grammar_bound))
+    source = _grammar_source(request, unasked_grammar)
+    sampling = Sampling(
+        **values,
+        truncated=truncates(values["top_p"], values["top_k"], values["min_p"]),
+        grammar=source not in (FREE, UNKNOWN),
+        grammar_source=source,
+        stop=request.stop,
+    )
+    return replace(request, sampling=sampling)
 
 
-def _truncates(values: dict[str, float | int | None]) -> bool:
-    top_p, top_k, min_p = values["top_p"], values["top_k"], values["min_p"]
-    return (top_p is not None and top_p < 1) or (top_k is not None and top_k > 0) or (min_p is not None and min_p > 0)
+def _grammar_source(request: ChatRequest, unasked: bool | None) -> str:
+    requested = request.grammar_source
+    if requested is not None:
+        return requested
+    if unasked is None:
+        return UNKNOWN
+    if unasked:
+        # Some of these engines constrain calls without tools also (vLLM with Mistral's tokenizer).
+        return "engine" if request.may_call_tools else UNKNOWN
+    return FREE
 
 
 def _of_choice(request: ChatRequest, choice: int) -> ChatRequest:

@@ -136,6 +136,7 @@ def _completion(call: Completion) -> Row:
         **_spans(call),
         "media": _media(call),
         **_prefixed("", call.sampling, Sampling),
+        "logit_bias": msgspec.json.encode(call.sampling.logit_bias) if call.sampling.logit_bias else None,
         **_prefixed("error_", call.error, CallError),
     }
 
@@ -183,7 +184,13 @@ def _trajectory(trajectory: Trajectory, at: Row) -> Rows:
     calls = trajectory.calls
     for index, call in enumerate(calls):
         sampling = msgspec.json.encode(call.sampling)
-        values = {"call": index, "parent_id": call.parent, "sampling": sampling, "media": _media(call)}
+        values = {
+            "call": index,
+            "parent_id": call.parent,
+            "sampling": sampling,
+            "media": _media(call),
+            "plain": call.sampling.plain,
+        }
         yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | values | _spans(call)
     for index, node in enumerate(trajectory.nodes):
         sampler = None if node.call is None else calls[node.call].call_id

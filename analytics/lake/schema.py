@@ -151,7 +151,7 @@ COMPLETIONS = Table(
         Column("prompt_chain", pa.binary(), "last link of the hash chain over the prompt's blocks of 256"),
         Column("sampled", IDS, "the answer's ids; empty: not answered"),
         Column("logprobs", LOGPROBS, "of the sampled ids, as many"),
-        Column("logprobs_mode", TEXT, "raw or processed (after temperature and truncation)"),
+        Column("logprobs_mode", TEXT, "raw, processed (after temperature and truncation), or unknown"),
         Column("messages_base", TEXT, "the call whose messages + answer the messages begin with; null: none"),
         Column("messages_shared", INT, "how many of them are its"),
         Column("messages_rest", TEXT, "JSON array: the messages after what is shared"),
@@ -159,7 +159,11 @@ COMPLETIONS = Table(
         Column("tools", TEXT, "JSON array of tools where they differ from base's; null: the same, or none"),
         Column("finish_reason", TEXT, "null: not answered"),
         Column("policy_version", INT, "of its first token; null: not known"),
-        Column("temperature", FLOAT, "this and the next ten: what it was sampled with; null: the engine's default"),
+        Column(
+            "temperature",
+            FLOAT,
+            "this and the next eight: what it was sampled with; null: the engine's default, which isn't known",
+        ),
         Column("top_p", FLOAT, ""),
         Column("top_k", INT, ""),
         Column("min_p", FLOAT, ""),
@@ -168,8 +172,8 @@ COMPLETIONS = Table(
         Column("repetition_penalty", FLOAT, ""),
         Column("seed", INT, ""),
         Column("max_tokens", INT, ""),
-        Column("truncated", FLAG, "whether from a truncated distribution"),
-        Column("grammar", FLAG, "whether constrained by structured output or a forced tool"),
+        Column("truncated", FLAG, "whether from a distribution that is known to be truncated"),
+        Column("grammar", FLAG, "whether a grammar constrained it, or was asked for; false: see grammar_source"),
         Column("lineage", TEXTS, "the harness's own ids, by canonical name; null: it sent none"),
         Column("stream", FLAG, "whether the harness asked for a stream"),
         Column("error_code", TEXT, "why there is no answer; null: there is one"),
@@ -188,6 +192,14 @@ COMPLETIONS = Table(
             pa.list_(TEXT),
             "earlier calls with this very prompt whose answers the harness had received whole; null in older files",
         ),
+        Column(
+            "grammar_source",
+            TEXT,
+            "what the grammar came from: response_format, tool_choice, strict_tools, parallel_tool_calls, engine (unasked); "
+            "none: there was none; unknown, and null in older files: nobody knows",
+        ),
+        Column("stop", pa.list_(TEXT), "strings that end the answer; null in older files"),
+        Column("logit_bias", TEXT, "JSON object: added to logits, by token id; null: nothing, and in older files"),
     ),
 )
 DISOWNED = Table(
@@ -263,12 +275,17 @@ TRAJECTORY_CALLS = Table(
         Column("policy_version", INT, "of its first token; null: not known"),
         Column("model_served", TEXT, "null: not told"),
         Column("reward", FLOAT, "of the call; null: none given"),
-        Column("sampling", TEXT, "JSON object: what differs from the engine's defaults"),
+        Column("sampling", TEXT, "JSON object: the settings that are known, as in `completions`"),
         *OUTPUT,
         *POLICY,
         Column("engine", TEXT, "its name in the proxy's settings; empty or null in older files"),
         Column("logprobs_mode", TEXT, "raw, processed (after temperature and truncation), or unknown"),
         *FACTS,
+        Column(
+            "plain",
+            FLAG,
+            "whether it is known to be sampled from the model's own distribution (docs/ratios.md); null in older files",
+        ),
     ),
 )
 TRACES = Table(

@@ -56,6 +56,14 @@ class Masked(StrEnum):
     """The task's filter `kinds` leaves out this kind of call, which is trained by default."""
     FILTERED_ENGINE = "filtered_engine"
     """The task's filter `engines` leaves out this engine, for example because it serves another model."""
+    FILTERED_GRAMMAR = "filtered_grammar"
+    """The task's filter `grammar`: a grammar constrained its tokens, or was requested."""
+    FILTERED_TRUNCATED_SAMPLING = "filtered_truncated_sampling"
+    """The task's filter `truncated`: top_p, top_k or min_p truncated the distribution."""
+    FILTERED_PENALISED = "filtered_penalised"
+    """The task's filter `penalised`: a penalty or a bias changed the distribution."""
+    FILTERED_NOT_PLAIN = "filtered_not_plain"
+    """The task's filter `plain_only`: it isn't known to be sampled from the model's own distribution."""
     FILTERED_TRUNCATED = "filtered_truncated"
     """The task's filter `drop_truncated`: the answer was cut at a length limit."""
     FILTERED_MEDIA = "filtered_media"
@@ -112,6 +120,15 @@ def _filtered(place: PlacedCall, filters: Filters, status: Status) -> Masked | N
         return Masked.FILTERED_KIND
     if filters.engines is not None and place.call.engine not in filters.engines:
         return Masked.FILTERED_ENGINE
+    sampling = place.call.sampling
+    if filters.grammar == "mask" and sampling.grammar:
+        return Masked.FILTERED_GRAMMAR
+    if filters.truncated == "mask" and sampling.truncated:
+        return Masked.FILTERED_TRUNCATED_SAMPLING
+    if filters.penalised == "mask" and sampling.penalised:
+        return Masked.FILTERED_PENALISED
+    if filters.plain_only and not sampling.plain:
+        return Masked.FILTERED_NOT_PLAIN
     if filters.drop_truncated and place.call.finish_reason == "length":
         return Masked.FILTERED_TRUNCATED
     if filters.drop_media and place.call.media:

@@ -35,7 +35,12 @@ def _struct(**fields: Any) -> Any:
 
 SAMPLING = _struct(
     temperature=REAL, top_p=REAL, top_k=INT, min_p=REAL, presence_penalty=REAL, frequency_penalty=REAL, repetition_penalty=REAL,
-    seed=INT, max_tokens=INT, truncated=pa.bool_(), grammar=pa.bool_(),
+    seed=INT, max_tokens=INT, truncated=pa.bool_(), grammar=pa.bool_(), grammar_source=TEXT, stop=pa.list_(TEXT),
+    logit_bias=pa.map_(TEXT, REAL),
+)  # fmt: skip
+CALL = _struct(
+    call_id=TEXT, start=INT, end=INT, sampling=SAMPLING, policy_version=INT, engine=TEXT, logprobs_mode=TEXT, has_media=pa.bool_(),
+    plain=pa.bool_(),
 )  # fmt: skip
 TRACE = _struct(
     trace_id=TEXT,
@@ -43,7 +48,7 @@ TRACE = _struct(
     loss_mask=pa.list_(pa.uint8()),
     logprobs=pa.list_(pa.float32()),
     policy_versions=pa.list_(INT),
-    calls=pa.list_(_struct(call_id=TEXT, start=INT, end=INT, sampling=SAMPLING, policy_version=INT)),
+    calls=pa.list_(CALL),
     kind=TEXT,
     reward=REAL,
     finish_reason=TEXT,

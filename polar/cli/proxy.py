@@ -156,7 +156,7 @@ def _settings(
         named: Mapping[str, settings.EngineSettings] = {FLAGGED: engine}
     else:
         named = probe.with_models(found.engines)
-    return found.model_copy(update={"engines": probe.with_logprobs_modes(named, announce)})
+    return found.model_copy(update={"engines": probe.with_detected(named, announce)})
 
 
 def _write(ready_file: Path, urls: dict[str, Any]) -> None:

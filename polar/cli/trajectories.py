@@ -22,7 +22,7 @@ from polar.cli.output import escaped_line, json_line, note, picked, say, show
 from topics.environment import settings
 from topics.environment.settings import Settings
 from topics.types.errors import NotReadyError
-from topics.types.trajectory import ExpandedTrace, Trajectory, expand
+from topics.types.trajectory import ExpandedTrace, Span, Trajectory, expand
 from topics.waiting.first_done import first_done
 
 
@@ -155,18 +155,20 @@ def _trace(expanded: ExpandedTrace, as_dict: Callable[[Any], Any]) -> dict[str, 
         "loss_mask": expanded.loss_mask,
         "logprobs": expanded.logprobs,
         "policy_versions": list(versions),
-        "calls": [
-            {
-                "call_id": span.call.call_id,
-                "start": span.start,
-                "end": span.end,
-                "policy_version": span.policy_version,
-                "sampling": as_dict(span.call.sampling),
-            }
-            for span in expanded.spans
-        ],
+        "calls": [_span(span, as_dict) for span in expanded.spans],
         **picked(expanded.trace, "kind reward finish_reason"),
         "media": [as_dict(medium) for medium in expanded.media],
+    }
+
+
+def _span(span: Span, as_dict: Callable[[Any], Any]) -> dict[str, Any]:
+    return {
+        "call_id": span.call.call_id,
+        **picked(span, "start end policy_version"),
+        "sampling": as_dict(span.call.sampling),
+        **picked(span.call, "engine logprobs_mode"),
+        "has_media": bool(span.call.media),
+        "plain": span.call.sampling.plain,
     }
 
 

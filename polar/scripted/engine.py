@@ -113,7 +113,7 @@ class Engine:
         turns = to_turns(request.messages)
         prompt = self._template.encode(turns, fields.get("tools") or ())
         limit = self._token_limit(request, prompt)
-        return rendered(request, prompt.tolist(), limit, demanded(request, fields))
+        return rendered(request, fields, prompt.tolist(), limit, demanded(request, fields))
 
     def derender(self, request: DerenderRequest) -> dict[str, Any]:
         """The chat completion of sampled tokens. As in vLLM, special tokens that no parser removes are text."""

@@ -6,7 +6,7 @@ tokens. A constraint on the answer is passed in `sampling_params.structured_outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 from uuid import uuid4
@@ -23,6 +23,11 @@ from polar.scripted.weights import NamedSpan
 
 DEMANDED: Final = "turn"
 """The key in `structured_outputs` of the turn that the answer must be."""
+
+SETTINGS: Final = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias",
+)  # fmt: skip
+"""Sampling settings, which have no effect here. As in vLLM, a rendering may leave out those that are neutral."""
 
 _Positive = Annotated[int, Meta(ge=1)]
 
@@ -105,9 +110,11 @@ def decode_derender(body: bytes) -> DerenderRequest:
     return request
 
 
-def rendered(request: ChatRequest, ids: list[int], limit: int, demanded: Turn | None) -> dict[str, Any]:
-    """A generate request for a rendered prompt and at most `limit` tokens."""
-    params = {
+def rendered(
+    request: ChatRequest, fields: Mapping[str, Any], ids: list[int], limit: int, demanded: Turn | None
+) -> dict[str, Any]:
+    """A generate request for a rendered prompt and at most `limit` tokens, with the sampling settings among the request's `fields`."""
+    params = {name: fields[name] for name in SETTINGS if fields.get(name) is not None} | {
         "n": 1,
         "max_tokens": limit,
         "stop": request.stops,

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from polar.trainer.media import MediaReader
     from polar.trainer.packing import Batch, pack
     from polar.trainer.rows import Row, grpo
+    from polar.trainer.sampling_expectation import expect
     from polar.trainer.staleness import Staleness
 
 __all__ = [
-    "Batch", "Feed", "Group", "MediaReader", "Row", "Staleness", "TrajectoryConsumer", "drop_zero_advantage", "grpo", "pack",
+    "Batch", "Feed", "Group", "MediaReader", "Row", "Staleness", "TrajectoryConsumer", "drop_zero_advantage", "expect", "grpo", "pack",
 ]  # fmt: skip
 
 _NAMES = {
@@ -34,6 +35,7 @@ _NAMES = {
     "media": "MediaReader",
     "packing": "Batch pack",
     "rows": "Row grpo",
+    "sampling_expectation": "expect",
     "staleness": "Staleness",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

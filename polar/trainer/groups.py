@@ -17,7 +17,7 @@ import msgspec
 
 from topics.types.errors import InputError
 from topics.types.session import Status
-from topics.types.trajectory import Trace, Trajectory
+from topics.types.trajectory import Call, Trace, Trajectory
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -76,6 +76,13 @@ def group_deadline(at_least: int | None, within_s: float | None) -> GroupDeadlin
 def trained(trajectory: Trajectory, *, by_reward: bool = True) -> list[Trace]:
     """The traces with tokens to train and, unless `by_reward` is false, with a reward."""
     return [trace for trace in trajectory.traces if trace.trains and (trace.reward is not None or not by_reward)]
+
+
+def sampling_calls(trajectory: Trajectory, *, by_reward: bool = True) -> list[Call]:
+    """The calls that sampled the tokens which `trained` traces train, each once, ascending."""
+    nodes = {node for trace in trained(trajectory, by_reward=by_reward) for node in trace.trains}
+    indexes = {trajectory.nodes[node].call for node in nodes}
+    return [call for index, call in enumerate(trajectory.calls) if index in indexes]
 
 
 def is_usable(trajectory: Trajectory) -> bool:

@@ -64,6 +64,8 @@ class Capabilities:
     derender: RouteState
     weight_version: str | None
     """Name that the trainer gave the weights; None: not reported."""
+    unasked_grammar: bool | None = None
+    """Tool calls are constrained though the request doesn't ask for it; None: the server renders no requests with tools."""
 
     @property
     def summary(self) -> str:
@@ -112,6 +114,12 @@ def missing_features(found: Capabilities, mode: str) -> Iterator[MissingFeature]
             "logprobs",
             f"it is unknown whether logprobs are raw or processed: the server returns no {ALTERNATIVES} likeliest tokens, or all are equal",
             "start vLLM with --logprobs-mode processed_logprobs and without --max-logprobs 0, and set logprobs_mode in polar.toml",
+        )
+    if found.unasked_grammar:
+        yield MissingFeature(
+            "grammar",
+            "the server constrains tool calls that no request asks to constrain: their logprobs aren't those of the model's distribution",
+            "start vLLM without --tool-strict-level; if that is its parser's default, with VLLM_ENFORCE_STRICT_TOOL_CALLING=0",
         )
     if not found.tools:
         yield MissingFeature(
@@ -187,7 +195,7 @@ async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Ca
             chat(temperature=1.0, **_PLAIN),
             chat(temperature=2.0, **_PLAIN),
             chat(tools=_TOOLS, tool_choice="auto"),
-            post("/v1/chat/completions/render", messages=_SHORT),
+            post("/v1/chat/completions/render", messages=_SHORT, tools=_TOOLS, tool_choice="auto"),
             post("/inference/v1/generate", token_ids=[0], sampling_params={"max_tokens": 1}),
             post("/v1/chat/completions/derender"),
         )
@@ -204,6 +212,7 @@ async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Ca
         generate,
         derender,
         _text(weights, "weight_version"),
+        _unasked_grammar(routes[0]),
     )
 
 
@@ -233,6 +242,14 @@ def _likeliest(response: Response | None) -> dict[str, float]:
         return {str(one["token"]): float(one["logprob"]) for one in entry["top_logprobs"]}
     except (KeyError, IndexError, TypeError, ValueError):
         return {}
+
+
+def _unasked_grammar(rendered: Response | None) -> bool | None:
+    """Whether the rendering of a request that may call a tool has a grammar; None without a rendering."""
+    try:
+        return _json(rendered)["sampling_params"].get("structured_outputs") is not None
+    except (KeyError, TypeError, AttributeError):
+        return None
 
 
 def logprobs_mode_of(at_one: dict[str, float], at_two: dict[str, float]) -> LogprobsMode | None:

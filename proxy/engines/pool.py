@@ -9,6 +9,7 @@ from proxy.engines.base import Engine
 from proxy.engines.replicas import Replicas
 from topics.environment import registry
 from topics.environment.settings import EngineSettings
+from topics.types.completion import UNKNOWN
 from topics.types.errors import InputError
 
 MODES = {"chat": "vllm_chat", "tokens": "vllm_tokens"}
@@ -66,9 +67,16 @@ def _replicas(name: str, engine: EngineSettings, options: Mapping[str, object]) 
     if (key := api_key_of(name, engine)) is not None:
         options = {**options, "api_key": key}
     servers = {
-        url: plug_in(url, engine.model, logprobs_mode=engine.logprobs_mode or "raw", **options) for url in engine.urls
+        url: plug_in(url, engine.model, logprobs_mode=engine.logprobs_mode or UNKNOWN, **options) for url in engine.urls
     }
-    return Replicas(name, servers, model=engine.model, models=engine.models, concurrency=engine.concurrency)
+    return Replicas(
+        name,
+        servers,
+        model=engine.model,
+        models=engine.models,
+        concurrency=engine.concurrency,
+        unasked_grammar=engine.unasked_grammar,
+    )
 
 
 def api_key_of(name: str, engine: EngineSettings) -> ApiKey | None:

@@ -27,14 +27,24 @@ ANSWER_S = 10.0
 """For `/v1/models`, which needs no model: a server answers it as soon as it listens."""
 PROBE_S = 120.0
 """For one token: a server that has just started compiles on its first call."""
-VLLM_DEFAULT = "raw"
-"""vLLM's default --logprobs-mode."""
 NO_IDS = (
     "it returns no token ids, and without them nothing can be trained: vLLM 0.10.2 or newer does (`return_token_ids`)"
 )
 NO_LOGPROBS = "it returns no logprob for each sampled token; vLLM does unless --max-logprobs forbids it"
 CAUSES = {"no_token_ids": NO_IDS, "length_mismatch": NO_LOGPROBS, "bad_logprobs": NO_LOGPROBS}
 """The server's deficiency by EngineError's code."""
+
+DETECTED: Mapping[str, tuple[Mapping[object, str], str]] = {
+    "logprobs_mode": (
+        {"raw": "return raw logprobs", "processed": "return processed logprobs"},
+        "start all with the same --logprobs-mode",
+    ),
+    "unasked_grammar": (
+        {True: "constrain tool calls that no request asks to constrain", False: "don't constrain them"},
+        "start all with the same --tool-strict-level and --tool-call-parser",
+    ),
+}
+"""Settings that a server shows: what each value means, and how servers become alike."""
 
 log = structlog.get_logger(__name__)
 
@@ -140,39 +150,37 @@ async def check_features(served: ServedModel, mode: str, announce: Callable[[str
     return found
 
 
-def with_logprobs_modes(
-    engines: Mapping[str, EngineSettings], announce: Callable[[str], None]
-) -> dict[str, EngineSettings]:
-    """The engines, each with its `logprobs_mode`: the detected one, then the configured one, then vLLM's default.
+def with_detected(engines: Mapping[str, EngineSettings], announce: Callable[[str], None]) -> dict[str, EngineSettings]:
+    """The engines, each with `logprobs_mode` and `unasked_grammar` as detected, otherwise as configured.
 
-    `announce` gets each missing feature. Raises NotReadyError if a server can't do what its engine's mode needs, InputError if another
-    `logprobs_mode` is configured than is detected, or if the servers of an engine differ.
+    `announce` gets each missing feature. Raises NotReadyError if a server can't do what its engine's mode needs, InputError if something
+    else is configured than is detected, or if the servers of an engine differ.
     """
 
     async def check_all() -> dict[str, EngineSettings]:
-        return {name: await _with_logprobs_mode(name, engine, announce) for name, engine in engines.items()}
+        return {name: await _with_detected(name, engine, announce) for name, engine in engines.items()}
 
     return asyncio.run(check_all())
 
 
-async def _with_logprobs_mode(name: str, engine: EngineSettings, announce: Callable[[str], None]) -> EngineSettings:
+async def _with_detected(name: str, engine: EngineSettings, announce: Callable[[str], None]) -> EngineSettings:
     model = engine.model
     assert model is not None, "set by with_models"
     key = api_key_of(name, engine)
     servers = await asyncio.gather(
         *(check_features(ServedModel(url, model, key), engine.mode, announce) for url in engine.urls)
     )
-    modes = {found.logprobs_mode for found in servers if found is not None} - {None}
-    if len(modes) > 1:
-        raise InputError(
-            f"engines.{name}.urls",
-            ", ".join(engine.urls),
-            "some return raw logprobs, others processed: start all with the same --logprobs-mode",
-        )
-    found = modes.pop() if modes else None
-    if found is not None and engine.logprobs_mode not in (None, found):
-        raise InputError(f"engines.{name}.logprobs_mode", engine.logprobs_mode, f"its servers return {found} logprobs")
-    return engine.model_copy(update={"logprobs_mode": engine.logprobs_mode or found or VLLM_DEFAULT})
+    detected: dict[str, object] = {}
+    for field, (words, remedy) in DETECTED.items():
+        values = {getattr(found, field, None) for found in servers} - {None}
+        configured = getattr(engine, field)
+        if len(values) > 1:
+            some, others = sorted(words[value] for value in values)
+            raise InputError(f"engines.{name}.urls", ", ".join(engine.urls), f"some {some}, others {others}: {remedy}")
+        if values and configured not in (None, *values):
+            raise InputError(f"engines.{name}.{field}", configured, f"its servers {words[next(iter(values))]}")
+        detected[field] = next(iter(values), configured)
+    return engine.model_copy(update=detected)
 
 
 def _unusable(served: ServedModel, cause: str) -> NotReadyError:

@@ -45,10 +45,19 @@ class Replicas:
     """A named engine with one or more servers."""
 
     def __init__(
-        self, name: str, servers: Mapping[str, Engine], *, model: str, models: Sequence[str] = (ANY,), concurrency: int
+        self,
+        name: str,
+        servers: Mapping[str, Engine],
+        *,
+        model: str,
+        models: Sequence[str] = (ANY,),
+        concurrency: int,
+        unasked_grammar: bool | None = None,
     ) -> None:
         """`servers` by URL, at least one; `model` is the model that they serve, `models` the names that harnesses may request."""
         self.name = name
+        self.unasked_grammar = unasked_grammar
+        """Whether they constrain tool calls that no request asks to constrain; None: unknown."""
         self.models = [each for each in models if each != ANY] or [model]
         """Names for model lists."""
         self.takes_any = ANY in models

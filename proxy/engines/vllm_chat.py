@@ -22,6 +22,7 @@ from proxy.engines.api_key import ApiKey
 from proxy.engines.http import UNREADABLE, EngineHttp, decoded
 from proxy.engines.ids import lift
 from proxy.errors import EngineError
+from topics.types.completion import UNKNOWN
 from topics.types.tokens import IDS, LOGPROBS, count
 
 DEADLINE_S = 600.0
@@ -113,11 +114,11 @@ class VllmChat:
         base_url: str,
         model: str,
         *,
-        logprobs_mode: str = "raw",
+        logprobs_mode: str = UNKNOWN,
         deadline_s: float = DEADLINE_S,
         api_key: ApiKey | None = None,
     ) -> None:
-        """`base_url` with or without `/v1`; `logprobs_mode` as the server was started (vLLM's default is raw)."""
+        """`base_url` with or without `/v1`; `logprobs_mode` as the server was started: raw, processed or unknown."""
         self._model = model
         self._logprobs_mode = logprobs_mode
         self._deadline_s = deadline_s

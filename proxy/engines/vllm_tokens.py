@@ -15,6 +15,7 @@ import re
 import secrets
 import string
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
 from proxy.errors import EngineError
+from topics.types.completion import FREE, Sampling, truncates
 from topics.types.tokens import Ids, count, unpack_ids
 
 RENDER = "/v1/chat/completions/render"
@@ -99,6 +101,11 @@ class _Derendered(msgspec.Struct):
     choices: list[_DerenderedChoice]
 
 
+NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+}  # fmt: skip
+"""Values that a rendering leaves out, since they are the defaults of vLLM's `SamplingParams`."""
 DRAWN = re.compile("[0-9a-f]{16,32}")
 """Ids that derender draws at random (`random_uuid` of vLLM 0.32), although its parsers may have found one."""
 ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9
@@ -144,6 +151,7 @@ class VllmTokens(VllmChat):
             logprobs=logprobs,
             model=generated.model or self._model,
             logprobs_mode=self._logprobs_mode,
+            sampling=None if rendered.sampling_params is None else _sampling(request, rendered.sampling_params),
             stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
             unsaid_calls=unsaid_calls,
@@ -222,6 +230,25 @@ def _media_positions(rendered: _Rendered, request: ChatRequest) -> tuple[int, ..
         return None
     remaining = {kind: iter(found) for kind, found in places.items()}
     return tuple(next(remaining[kind]).offset for kind in kinds)
+
+
+def _sampling(request: ChatRequest, params: Mapping[str, Any]) -> Sampling:
+    """How the server samples by the rendering, which has its own defaults in place of what the request left open. Raises EngineError."""
+    settings = {name: params.get(name, neutral) for name, neutral in NEUTRAL.items()}
+    try:
+        found = msgspec.convert(settings | {"logit_bias": params.get("logit_bias") or {}}, Sampling)
+    except msgspec.ValidationError as error:
+        raise EngineError("malformed", f"the rendering's sampling_params: {error}") from None
+    is_bound = params.get("structured_outputs") is not None
+    return msgspec.structs.replace(
+        found,
+        seed=request.sampling.seed,
+        max_tokens=request.sampling.max_tokens,
+        stop=request.sampling.stop,
+        truncated=truncates(found.top_p, found.top_k, found.min_p),
+        grammar=is_bound,
+        grammar_source=(request.grammar_source or "engine") if is_bound else FREE,
+    )
 
 
 def _checked(generated: _Generated) -> _Choice:

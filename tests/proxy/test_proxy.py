@@ -94,6 +94,7 @@ async def test_a_truncated_or_constrained_call_is_marked(client: AsyncOpenAI, be
     await client.chat.completions.create(model="m", messages=HI, top_p=0.5, response_format={"type": "json_object"})
     [call] = await bench.calls(1)
     assert (call.sampling.truncated, call.sampling.grammar) == (True, True)
+    assert call.sampling.grammar_source == "response_format"
 
 
 @pytest.mark.parametrize(

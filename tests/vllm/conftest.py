@@ -55,6 +55,15 @@ def vllm_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield server
 
 
+@pytest.fixture(scope="session")
+def bare_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One that was started with no flag that Polar wants."""
+    log = tmp_path_factory.mktemp("bare") / "server.log"
+    flags = ["--enforce-eager", "--dtype", "float32"]
+    with serving(model_dir, log=log, flags=flags, settings={"VLLM_SERVER_DEV_MODE": "0"}) as server:
+        yield server
+
+
 @pytest.fixture
 def tell(capsys: pytest.CaptureFixture[str]) -> Any:
     """Prints a figure where people see it."""

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from examples.vllm_cpu.serve import Server, serving
+from examples.vllm_cpu.serve import Server
 from proxy.engines.capabilities import Capabilities, RouteState, detect, missing_features
 from tests.acceptance.up.running import POLAR, environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 COMMAND_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def bare_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One that was started with no flag that Polar wants."""
-    log = tmp_path_factory.mktemp("bare") / "server.log"
-    flags = ["--enforce-eager", "--dtype", "float32"]
-    with serving(model_dir, log=log, flags=flags, settings={"VLLM_SERVER_DEV_MODE": "0"}) as server:
-        yield server
 
 
 def polar(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,6 +35,7 @@ async def test_with_the_flags_nothing_is_lacking(vllm_server: Server) -> None:
     assert (found.version, found.context) == ("0.32.0", 8192)
     assert (found.logprobs_mode, found.tools, found.tokenizer) == ("processed", True, True)
     assert (found.render, found.generate, found.derender) == (works, works, works)
+    assert found.unasked_grammar is False
     assert found.weight_version is not None
     assert list(missing_features(found, "tokens")) == []
 

@@ -79,7 +79,10 @@ class EngineSettings(BaseModel):
     concurrency: int = Field(default=256, ge=1)
     """Most calls in flight from one proxy process; further calls wait."""
     logprobs_mode: Literal["raw", "processed"] | None = None
-    """The servers' `--logprobs-mode`; None: detected at the proxy's start, otherwise raw, vLLM's default."""
+    """The servers' `--logprobs-mode`; None: detected at the proxy's start, otherwise recorded as unknown."""
+    unasked_grammar: bool | None = None
+    """Whether the servers constrain tool calls that no request asks to constrain (vLLM's --tool-strict-level; GLM-4.7's parser does by
+    default). None: detected at the proxy's start where `render` answers, otherwise recorded as unknown. Mode `tokens` doesn't need it."""
     api_key_file: Path | None = None
     """File with the API key that the servers demand (vLLM's `--api-key`). Read again when it changes."""
 

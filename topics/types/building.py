@@ -45,6 +45,15 @@ class Filters(_Part):
     trace of its own."""
     drop_media: StrictBool = False
     """Mask calls whose prompt has images or sounds, for trainers that take text alone."""
+    plain_only: StrictBool = False
+    """Train only calls that are known to be sampled from the model's own distribution: temperature 1, nothing truncated, penalised or
+    constrained by a grammar. A setting that isn't known counts against the call (docs/ratios.md)."""
+    grammar: Literal["train", "mask"] = "train"
+    """Calls that a grammar constrained, or whose request asked for one."""
+    truncated: Literal["train", "mask"] = "train"
+    """Calls whose distribution top_p, top_k or min_p truncated. (`drop_truncated` is about answers that a length limit cut.)"""
+    penalised: Literal["train", "mask"] = "train"
+    """Calls whose distribution a presence, frequency or repetition penalty changed, or a logit bias."""
     max_tokens: StrictInt | None = Field(default=None, gt=0)
     """Mask calls whose prompt and answer have more tokens; a trace ends with the last call that fits. None: any length."""
     min_trainable_tokens: StrictInt = Field(default=1, gt=0)

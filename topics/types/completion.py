@@ -28,8 +28,16 @@ class CallOutcome(StrEnum):
     """The harness hung up, or its key was closed, before an answer."""
 
 
+GREEDY = 1e-5
+"""Below this temperature vLLM takes the likeliest token (`_SAMPLING_EPS`)."""
+FREE = "none"
+"""`Sampling.grammar_source` of a call that no grammar constrained, which is known."""
+UNKNOWN = "unknown"
+"""A fact that nobody reports."""
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sampling settings of a call; None: the engine's default."""
+    """How a call was sampled, as far as it is known. None: the engine's own default, whatever that is."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -43,7 +51,52 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     truncated: bool = False
     """Sampled from a truncated distribution (top_p, top_k, min_p); a trainer's logprobs need that transform also."""
     grammar: bool = False
-    """Constrained by structured output or a forced tool."""
+    """A grammar constrained the tokens, or the engine was asked for one. False alone doesn't say that none did: see `grammar_source`."""
+    grammar_source: str = UNKNOWN
+    """What the grammar came from: `response_format`, `tool_choice` (a required or forced tool), `strict_tools`, `parallel_tool_calls` (one
+    call at a time), or `engine`, which constrains tool calls unasked. `none`: it is known that there was none. `unknown`: nobody knows, as
+    in older records."""
+    stop: list[str] = []
+    """Strings that end the answer."""
+    logit_bias: dict[str, float] = {}
+    """Added to logits, by token id."""
+
+    @property
+    def greedy(self) -> bool:
+        """The likeliest token is taken: the logprob isn't that of the choice, which was certain."""
+        return self.temperature is not None and self.temperature < GREEDY
+
+    @property
+    def penalised(self) -> bool:
+        """A penalty or a bias changed the logits."""
+        return (
+            bool(self.presence_penalty or self.frequency_penalty)
+            or self.repetition_penalty not in (None, 1)
+            or bool(self.logit_bias)
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Known to be sampled from the model's own distribution: temperature 1, nothing truncated, penalised or constrained.
+
+        The logprob is then that of an importance ratio, and the same in both modes of logprobs (docs/ratios.md).
+        """
+        return (
+            self.temperature == 1
+            and self.top_p == 1
+            and self.top_k is not None
+            and self.min_p is not None
+            and not self.truncated
+            and self.presence_penalty == self.frequency_penalty == 0
+            and self.repetition_penalty == 1
+            and not self.penalised
+            and self.grammar_source == FREE
+        )
+
+
+def truncates(top_p: float | None, top_k: int | None, min_p: float | None) -> bool:
+    """Whether these settings are known to truncate a distribution."""
+    return (top_p is not None and top_p < 1) or (top_k is not None and top_k > 0) or (min_p is not None and min_p > 0)
 
 
 class TokenDelta(msgspec.Struct, frozen=True, omit_defaults=True):

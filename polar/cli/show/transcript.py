@@ -54,7 +54,7 @@ def draw_call(page: Page, story: Story, told: CallStory) -> None:
         "session": story.session.session_id,
         "kind": f"{call.kind} (rule {record.kind_rule})" if record and record.kind_rule else call.kind,
         "dialect": call.dialect,
-        "engine": record.engine if record else None,
+        "engine": call.engine or (record.engine if record else None),
         "model": call.model_served,
         "asked for": record.model_requested if record else None,
         "policy version": call.policy_version,
@@ -69,6 +69,7 @@ def draw_call(page: Page, story: Story, told: CallStory) -> None:
         "tools": ", ".join(told.tools) or None,
         "lineage": ", ".join(f"{k} {v}" for k, v in record.lineage.items()) if record and record.lineage else None,
         "sampling": json.dumps(settings_of(told)),
+        "logprobs": f"{call.logprobs_mode}{', plain sampling' * call.sampling.plain}" if told.is_answered else None,
         "gap": told.gap,
     }
     for name, value in facts.items():
@@ -86,7 +87,7 @@ def draw_call(page: Page, story: Story, told: CallStory) -> None:
 def settings_of(told: CallStory) -> dict[str, Any]:
     """The call's sampling settings, without those left to the engine."""
     found = msgspec.structs.asdict(told.call.sampling)
-    return {name: value for name, value in found.items() if value is not None and value is not False}
+    return {name: value for name, value in found.items() if value or (value == 0 and value is not False)}
 
 
 def _in_order(story: Story, shown: set[int]) -> Iterator[int]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import Branches, Segment, one_reward, only
 from polar.trainer.groups import Group
 from topics.types.trajectory import Trajectory
@@ -25,6 +26,7 @@ def results(group: Group, *, task_index: int, branches: Branches = "refuse") -> 
     `branches`: refuse a session with several traces, or train only its longest trace. Raises InputError for a refused session, and for
     one whose calls have different rewards.
     """
+    require_alike(group.trajectories)
     return [
         _result(trajectory, segment, task_index)
         for trajectory in group.trajectories

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import refuse_media
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
@@ -67,6 +68,7 @@ def training_samples(
         raise InputError("env_name", env_name, "is reserved by prime-rl: name the environment")
     if unknown_temperature is not None and unknown_temperature <= 0:
         raise InputError("unknown_temperature", unknown_temperature, "must be above 0: prime-rl divides logits by it")
+    require_alike(group.trajectories, one_temperature=False)
     rows = grpo(group, by_deviation=by_deviation, leave_one_out=leave_one_out)
     for row in rows:
         refuse_media(row.session_id, row.media)

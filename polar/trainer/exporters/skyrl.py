@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import one_reward, rewarded
 from polar.trainer.groups import Group
 
@@ -34,6 +35,7 @@ def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
 
     Raises InputError for a session whose calls have different rewards.
     """
+    require_alike(trajectory for group in groups for trajectory in group.trajectories)
     sessions = [
         (trajectory, parts, one_reward(trajectory, parts, "use the advantages of polar.trainer.grpo"))
         for group in groups

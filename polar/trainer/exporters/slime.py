@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import Load, Segment, loaded, one_reward, segments
 from polar.trainer.groups import Group
 from topics.types.errors import InputError
@@ -46,6 +47,7 @@ def samples(
     have another reward than their trace. `load` returns the images of rows that have any, for `multimodal_inputs`; without it such a row
     raises InputError.
     """
+    require_alike(group.trajectories)
     scores = group.rewards if advantages is None else advantages
     found = []
     for index, (trajectory, score) in enumerate(zip(group.trajectories, scores, strict=True), first_index):

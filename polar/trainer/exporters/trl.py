@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import Branches, Segment, one_reward, only, rewarded
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
@@ -54,6 +55,7 @@ def rollouts(groups: Sequence[Group], *, num_generations: int, branches: Branche
     Raises InputError for a refused session, a row whose calls have different rewards, a group of another size, and a group with no
     trained tokens.
     """
+    require_alike(trajectory for group in groups for trajectory in group.trajectories)
     found: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
     }
@@ -82,6 +84,7 @@ def rollout_samples(group: Group, *, group_id: int) -> list[RolloutSample]:
     """One row per trace with its session's advantage, or with that of its calls if they have a reward of their own, in population standard
     deviations as in TRL. Raises InputError for a row whose calls have different rewards.
     """
+    require_alike(group.trajectories)
     advantages = {(row.session_id, row.trace): row.advantages for row in grpo(group)}
     return [
         _sample(trajectory, segment, advantages[trajectory.session_id, segment.index], group_id)

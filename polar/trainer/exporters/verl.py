@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.trainer.exporters.alike import require_alike
 from polar.trainer.exporters.segments import Load, Segment, loaded, one_reward, rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
@@ -45,6 +46,7 @@ def agent_loop_outputs(
     parts = segments(trajectory, with_media=True)
     if trajectory.reward is None or not parts:
         return []
+    require_alike([trajectory])
     reward = one_reward(trajectory, parts, "use data_proto, which has an advantage per token")
     return [
         _output(trajectory, segment, reward, unknown_version) | _media(trajectory, segment, load) for segment in parts
@@ -65,6 +67,7 @@ def data_proto(
     Raises InputError for a prompt or response over its length, for a row with images, if no row is left, and for an unknown version as
     `agent_loop_outputs`.
     """
+    require_alike(trajectory for group in groups for trajectory in group.trajectories)
     rows = [
         (trajectory, segment)
         for group in groups

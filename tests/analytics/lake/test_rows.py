@@ -145,7 +145,7 @@ def call_of(row: Row) -> Completion:
         "logprobs": pack_logprobs(row["logprobs"]),
         "answer": (row["answer"] or "").encode(),
         "tools": None if row["tools"] is None else row["tools"].encode(),
-        "sampling": Sampling(**{name: row[name] for name in Sampling.__struct_fields__}),
+        "sampling": sampling_of(row),
         "policy_spans": spans_of(row),
         "media": media_of(row),
         "error": None,
@@ -153,6 +153,11 @@ def call_of(row: Row) -> Completion:
     if row["error_code"] is not None:
         made["error"] = CallError(row["error_code"], row["error_message"], row["error_status"])
     return Completion(**plain | made)
+
+
+def sampling_of(row: Row) -> Sampling:
+    plain = {name: row[name] for name in Sampling.__struct_fields__}
+    return Sampling(**plain | {"logit_bias": json.loads(row["logit_bias"] or "{}")})
 
 
 def spans_of(row: Row) -> list[PolicySpan]:

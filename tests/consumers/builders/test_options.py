@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -13,9 +14,10 @@ from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
 from tests.consumers.token_tree.transcripts import Log, branches, build_record, completion, line, lines
 from topics.environment import registry
-from topics.types.completion import TokenDelta
+from topics.types.completion import FREE, Sampling, TokenDelta
 from topics.types.errors import InputError, Kind, SessionError
 from topics.types.session import Status
+from topics.types.task import TRAINING_DEFAULTS
 from topics.types.tokens import pack_ids
 from topics.types.trajectory import Trajectory
 
@@ -83,6 +85,49 @@ def test_rejected_answers_are_traces_of_their_own_if_a_task_trains_them(builder:
     assert trained == {"a": 1.0, "b": 1.0, "d": 1.0}
     credited = log.build(builder(filters={"rejected": "train"}, rewards="main_chain"))
     assert {one.trace_id: one.reward for one in credited.traces}["t.0/b"] is None
+
+
+NEUTRAL = Sampling(**TRAINING_DEFAULTS.model_dump(exclude_none=True), grammar_source=FREE)
+SAMPLINGS = {
+    "plain": NEUTRAL,
+    "cool": msgspec.structs.replace(NEUTRAL, temperature=0.7),
+    "cut": msgspec.structs.replace(NEUTRAL, top_p=0.9, truncated=True),
+    "bound": msgspec.structs.replace(NEUTRAL, grammar=True, grammar_source="strict_tools"),
+    "punished": msgspec.structs.replace(NEUTRAL, presence_penalty=0.5),
+    "open": msgspec.structs.replace(NEUTRAL, top_k=None),
+    "maybe": msgspec.structs.replace(NEUTRAL, grammar_source="unknown"),
+}
+"""By the one word that was sampled with it."""
+
+
+@pytest.mark.parametrize(
+    ("filters", "masked"),
+    [
+        ({}, {}),
+        ({"grammar": "train", "truncated": "train", "penalised": "train"}, {}),
+        ({"grammar": "mask"}, {"bound": "filtered_grammar"}),
+        ({"truncated": "mask"}, {"cut": "filtered_truncated_sampling"}),
+        ({"penalised": "mask"}, {"punished": "filtered_penalised"}),
+        ({"plain_only": True}, dict.fromkeys([*SAMPLINGS][1:], "filtered_not_plain")),
+        (
+            {"plain_only": True, "grammar": "mask"},
+            dict.fromkeys([*SAMPLINGS][1:], "filtered_not_plain") | {"bound": "filtered_grammar"},
+        ),
+    ],
+)
+def test_a_filter_on_sampling_masks_what_was_sampled_so_and_leaves_the_rest(
+    filters: dict[str, Any], masked: dict[str, str]
+) -> None:
+    log = Log()
+    prompt = "sys"
+    for number, (word, sampling) in enumerate(SAMPLINGS.items()):
+        log.call(f"c{number}", prompt, word, sampling=sampling)
+        prompt += f" {word} go"
+    built = log.build(PrefixMerging(filters=filters))
+    reasons = {node.call: node.masked for node in built.nodes if node.call is not None}
+    assert reasons == {number: masked.get(word) for number, word in enumerate(SAMPLINGS)}
+    assert built.stats.filtered == Counter(masked.values())
+    assert built.stats.sampled_tokens == built.stats.trainable_tokens + len(masked)
 
 
 def test_sessions_that_end_otherwise_have_nothing_to_train() -> None:
@@ -200,10 +245,15 @@ def test_a_dead_end_that_goes_on_from_the_chain_trains_none_of_its_tokens() -> N
             r"builder\.config\.rewards: Input should be 'all', 'main_chain' or 'leaf' \(got 'best'\)",
         ),
         ({"merge_all": True}, r"builder\.config\.merge_all: no such setting .* \(got True\)"),
-        ({"filters": {"kind": "main"}}, r"builder\.config\.filters\.kind: no such setting .* kinds, max_tokens"),
+        (
+            {"filters": {"kind": "main"}},
+            r"builder\.config\.filters\.kind: no such setting .* kinds, max_tokens, min_trainable_tokens",
+        ),
         ({"filters": {"kinds": ["main", "subagents"]}}, r"builder\.config\.filters\.kinds\.1: Input should be 'main'"),
         ({"filters": {"kinds": []}}, r"builder\.config\.filters\.kinds: .* at least 1"),
         ({"filters": {"statuses": ["DONE"]}}, r"builder\.config\.filters\.statuses\.0: Input should be 'COMPLETED'"),
+        ({"filters": {"grammar": "drop"}}, r"builder\.config\.filters\.grammar: Input should be 'train' or 'mask'"),
+        ({"filters": {"plain_only": "yes"}}, r"builder\.config\.filters\.plain_only: Input should be a valid boolean"),
         ({"filters": {"max_tokens": 0}}, r"builder\.config\.filters\.max_tokens: Input should be greater than 0"),
         ({"filters": {"min_trainable_tokens": "5"}}, r"min_trainable_tokens: Input should be a valid integer"),
     ],

@@ -14,9 +14,10 @@ import pytest
 from polar.cli import parquet
 from polar.cli.trajectories import fields, line
 from tests.analytics.story import story
-from topics.types.completion import Medium
+from topics.types.completion import Medium, Sampling
 from topics.types.trajectory import Stats, Trajectory
 
+DEFAULTS = msgspec.structs.asdict(Sampling())
 TRAJECTORIES = [record for _, record in story() if isinstance(record, Trajectory)]
 
 
@@ -45,7 +46,9 @@ def test_a_row_holds_what_the_line_of_json_holds() -> None:
             media = [medium.items() for medium in trace["media"]]
             trace["media"] = [{name: value for name, value in one if value not in (None, "image")} for one in media]
             for call in trace["calls"]:
-                call["sampling"] = {name: value for name, value in call["sampling"].items() if value}
+                call["sampling"] = {
+                    name: value for name, value in call["sampling"].items() if value and value != DEFAULTS[name]
+                }
         if row["error"] and not row["error"]["retryable"]:
             del row["error"]["retryable"]
         assert row == said

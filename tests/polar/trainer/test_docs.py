@@ -1,4 +1,4 @@
-"""The Python of docs/trainer.md and docs/exporters.md does what it says, as it stands there."""
+"""The Python of docs/trainer.md, docs/exporters.md and docs/ratios.md does what it says, as it stands there."""
 
 from __future__ import annotations
 
@@ -58,6 +58,8 @@ EXPECTED = {
             "[(0, 1.0, 7), (0, -1.0, 7)]",
         ],
     },
+    # How these calls were sampled isn't recorded.
+    "ratios.md": {"What to do": ["{'unknown_temperature_group': 1}"]},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,6 +18,9 @@ from topics.types.tokens import count, pack_ids, pack_logprobs, unpack_ids
 from topics.types.trajectory import ROOT, Call, Node, Stats, Trace, Trajectory, path
 
 REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0]), st.floats(-4, 4, width=32))
+ONE = st.just(1.0)
+MIXED = st.sampled_from([None, 1.0, 0.5])
+"""Temperatures of calls, all alike or not; only prime-rl has a place for several in a batch."""
 VERSIONS = st.one_of(st.none(), st.integers(0, 6))
 
 
@@ -30,6 +34,7 @@ def trees(
     versions: st.SearchStrategy[int | None] = VERSIONS,
     *,
     updated: bool = False,
+    temperatures: st.SearchStrategy[float | None] = ONE,
 ) -> Trajectory:
     """A prompt, and below it up to eight nodes that were read or sampled; some sampled runs lie in two nodes, some are masked.
 
@@ -49,7 +54,7 @@ def trees(
             call = len(calls)
             name = f"{task_id}.{index}.c{call}"
             version = draw(versions)
-            sampling = Sampling(temperature=draw(st.sampled_from([None, 1.0, 0.5])))
+            sampling = Sampling(temperature=draw(temperatures))
             made = (name, "main", "answered", "openai_chat", call, call + 1)
             calls.append(Call(*made, policy_version=version, sampling=sampling))
         logprobs = pack_logprobs([-draw(st.integers(1, 64)) / 16 for _ in range(size)])
@@ -150,12 +155,12 @@ def groups(
     versions: st.SearchStrategy[int | None] = VERSIONS,
     *,
     updated: bool = False,
+    temperatures: st.SearchStrategy[float | None] = ONE,
 ) -> Group:
     """Of one to four samples."""
     samples = draw(st.integers(1, 4))
-    return Group(
-        "t", [draw(trees("t", index, samples, rewards, versions, updated=updated)) for index in range(samples)]
-    )
+    options: dict[str, Any] = {"updated": updated, "temperatures": temperatures}
+    return Group("t", [draw(trees("t", index, samples, rewards, versions, **options)) for index in range(samples)])
 
 
 def trained_tokens(trajectory: Trajectory) -> list[int]:

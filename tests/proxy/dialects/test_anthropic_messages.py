@@ -227,7 +227,7 @@ def test_sampling_is_read() -> None:
 def test_a_format_is_openais_structured_output(place: str) -> None:
     schema = {"type": "json_schema", "schema": {"type": "object", "properties": {"title": {"type": "string"}}}}
     request = parse(**{place: schema if place == "output_format" else {"format": schema}})
-    assert request.is_grammar_bound
+    assert request.grammar_source == "response_format"
     assert json.loads(bytes(request.response_format)) == {
         "type": "json_schema",
         "json_schema": {"name": "output", "schema": schema["schema"], "strict": True},

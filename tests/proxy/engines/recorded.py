@@ -65,6 +65,20 @@ def processed_chat(asked: dict[str, Any]) -> Answer:
     return likeliest(AT_TWO if asked.get("temperature") == 2.0 else LOGPROBS)
 
 
+def rendering(asked: dict[str, Any]) -> Answer:
+    """What a server whose parser is hermes renders; a strict tool, or one call at a time, gives a grammar there."""
+    is_bound = any(tool["function"].get("strict") for tool in asked.get("tools", ()))
+    params: dict[str, Any] = {
+        "temperature": asked.get("temperature", 1.0),
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "max_tokens": 8176,
+    }
+    if is_bound or asked.get("parallel_tool_calls") is False:
+        params["structured_outputs"] = {"structural_tag": "{}"}
+    return 200, {"request_id": "chatcmpl-8926", "token_ids": [0, 1800, 205], "sampling_params": params}
+
+
 BARE: dict[str, CannedAnswer] = {
     "/version": (200, {"version": "0.32.0"}),
     "/v1/models": (200, {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 8192}]}),
@@ -81,7 +95,7 @@ FULL: dict[str, CannedAnswer] = {
     **BARE,
     "/weight_info": (200, {"weight_version": "default"}),
     "/v1/chat/completions": processed_chat,
-    "/v1/chat/completions/render": (200, {"request_id": "chatcmpl-8926", "token_ids": [0, 1800, 205]}),
+    "/v1/chat/completions/render": rendering,
     "/inference/v1/generate": (
         200,
         {"request_id": "generate-tokens-8ef4", "choices": [{"index": 0, "token_ids": [2452]}]},

@@ -85,7 +85,7 @@ async def test_every_request_to_the_engine_carries_its_key_and_follows_the_file(
             "own": EngineSettings(urls=(other_url,), model=MODEL, models=("own",)),
         }
         named = await asyncio.to_thread(probe.with_models, {"hosted": settings["hosted"]})
-        assert (await asyncio.to_thread(probe.with_logprobs_modes, named, print))["hosted"].logprobs_mode == "raw"
+        assert (await asyncio.to_thread(probe.with_detected, named, print))["hosted"].logprobs_mode is None
         async with started(Engines.of(settings, deadline_s=5.0)) as engines:
             await engines.for_model("hosted").complete(ASKED, "t.0")
             await engines.for_model("hosted").count_tokens(ASKED)

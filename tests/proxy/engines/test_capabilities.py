@@ -29,7 +29,7 @@ def said(found: Capabilities, mode: str) -> list[tuple[str, bool]]:
 async def test_a_server_with_all_flags_lacks_nothing() -> None:
     found = await asked(FULL)
     works = RouteState.WORKS
-    assert found == Capabilities("0.32.0", 8192, "processed", True, True, works, works, works, "default")
+    assert found == Capabilities("0.32.0", 8192, "processed", True, True, works, works, works, "default", False)
     assert said(found, "chat") == said(found, "tokens") == []
     assert found.summary == (
         "vLLM 0.32.0, 8192 tokens of context, processed logprobs, tool calls, render, generate and derender, weights 'default'"

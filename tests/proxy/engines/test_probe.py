@@ -6,6 +6,7 @@ The servers here are real HTTP, answers canned; the probe's is the scripted engi
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Garbage, Status
 from proxy.engines import probe
-from tests.proxy.engines.recorded import BARE, FULL, answering
+from tests.proxy.engines.recorded import BARE, FULL, Answer, answering, rendering
 from topics.environment.settings import EngineSettings
 from topics.types.errors import InputError, NotReadyError
 
@@ -120,23 +121,50 @@ def test_engines_get_the_logprobs_mode_that_their_servers_have() -> None:
             "bare": EngineSettings(urls=(bare,), model="tiny"),
             "gone": EngineSettings(urls=("http://127.0.0.1:9",), model="tiny"),
         }
-        found = probe.with_logprobs_modes(engines, told.append)
+        found = probe.with_detected(engines, told.append)
         assert {name: one.logprobs_mode for name, one in found.items()} == {
             "full": "processed",
             "bare": "raw",
-            "gone": "raw",
+            "gone": None,
         }
+        assert [found[name].unasked_grammar for name in ("full", "bare", "gone")] == [False, None, None]
         assert [line.startswith(f"the engine at {bare}: ") for line in told] == [True] * 3
         wrong = {"bare": EngineSettings(urls=(bare,), model="tiny", logprobs_mode="processed")}
         with pytest.raises(InputError, match=r"engines\.bare\.logprobs_mode: its servers return raw logprobs"):
-            probe.with_logprobs_modes(wrong, told.append)
+            probe.with_detected(wrong, told.append)
         mixed = {"both": EngineSettings(urls=(full, bare), model="tiny")}
-        with pytest.raises(InputError, match=r"engines\.both\.urls: some return raw logprobs"):
-            probe.with_logprobs_modes(mixed, told.append)
+        with pytest.raises(InputError, match=r"engines\.both\.urls: some return processed logprobs, others return raw"):
+            probe.with_detected(mixed, told.append)
+
+
+def test_a_server_that_constrains_tool_calls_unasked_is_told_and_can_t_be_configured_otherwise() -> None:
+    told: list[str] = []
+    with answering({**FULL, "/v1/chat/completions/render": constraining}) as url, answering(FULL) as other:
+        engines = {"glm": EngineSettings(urls=(url,), model="tiny")}
+        assert probe.with_detected(engines, told.append)["glm"].unasked_grammar is True
+        assert "constrains tool calls that no request asks to constrain" in told[0]
+        wrong = {"glm": EngineSettings(urls=(url,), model="tiny", unasked_grammar=False)}
+        with pytest.raises(InputError, match=r"engines\.glm\.unasked_grammar: its servers constrain tool calls"):
+            probe.with_detected(wrong, told.append)
+        mixed = {"both": EngineSettings(urls=(url, other), model="tiny")}
+        with pytest.raises(
+            InputError, match=r"others don't constrain them: start all with the same --tool-strict-level"
+        ):
+            probe.with_detected(mixed, told.append)
+
+
+def constraining(asked: dict[str, Any]) -> Answer:
+    """As vLLM with --tool-strict-level function renders any request with tools."""
+    return rendering(asked | {"parallel_tool_calls": False})
+
+
+def test_what_is_configured_holds_where_nothing_is_detected() -> None:
+    told = EngineSettings(urls=("http://127.0.0.1:9",), model="tiny", logprobs_mode="processed", unasked_grammar=False)
+    assert probe.with_detected({"gone": told}, print) == {"gone": told}
 
 
 def test_a_mode_that_a_server_cannot_serve_is_refused_with_the_way_out() -> None:
     with answering(BARE) as url:
         engines = {"bare": EngineSettings(urls=(url,), model="tiny", mode="tokens")}
         with pytest.raises(NotReadyError, match=r"can't be used: .* start vLLM with --enable-scale-out, or use mode"):
-            probe.with_logprobs_modes(engines, print)
+            probe.with_detected(engines, print)

@@ -12,7 +12,19 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from proxy.chat import Answer, AudioPart, AudioUrl, ChatRequest, ImagePart, ImageUrl, Message, Part, TextPart
+from proxy.chat import (
+    Answer,
+    AudioPart,
+    AudioUrl,
+    ChatRequest,
+    Function,
+    ImagePart,
+    ImageUrl,
+    Message,
+    Part,
+    TextPart,
+    Tool,
+)
 from proxy.engines.vllm_tokens import DERENDER, GENERATE, RENDER, VllmTokens
 from proxy.errors import EngineError, Refusal, refusal_of
 from tests.proxy.engines.recorded import served
@@ -43,6 +55,8 @@ GENERATED: dict[str, Any] = {
     "choices": [CHOICE],
 }
 SAID: dict[str, Any] = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi", "tool_calls": []}}]}
+
+FREE, STRICT = Tool(Function("look")), Tool(Function("look", strict=True))
 
 
 class Server:
@@ -127,6 +141,56 @@ async def test_the_places_of_media_are_the_rendering_s_and_its_features_go_back_
             assert answer.media_positions == expected
             assert server.asked[GENERATE]["features"] == features
     assert (await answer_of(Server())).media_positions is None
+
+
+async def test_the_record_has_what_the_server_samples_with_and_not_what_was_left_open() -> None:
+    params = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05, "logit_bias": {"5": 1.0}}
+    asked = Sampling(top_p=0.9, max_tokens=40, stop=["END"])
+    answer = await answer_of(Server(**{RENDER: RENDERED | {"sampling_params": params}}), sampling=asked)
+    assert answer.sampling == Sampling(
+        temperature=0.6,
+        top_p=1.0,
+        top_k=20,
+        min_p=0.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.05,
+        max_tokens=40,
+        truncated=True,
+        grammar_source="none",
+        stop=["END"],
+        logit_bias={"5": 1.0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "fields", "grammar", "source"),
+    [
+        ({}, {}, False, "none"),
+        ({"structured_outputs": None}, {"tools": [STRICT]}, False, "none"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, {"tools": [STRICT]}, True, "strict_tools"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, {"tools": [FREE]}, True, "engine"),
+        ({"structured_outputs": {"grammar": "…"}}, {}, True, "engine"),
+    ],
+)
+async def test_a_grammar_is_what_the_server_rendered_whatever_the_request_asked_for(
+    params: dict[str, Any], fields: dict[str, Any], grammar: bool, source: str
+) -> None:
+    answer = await answer_of(Server(**{RENDER: RENDERED | {"sampling_params": params}}), **fields)
+    assert answer.sampling is not None
+    assert (answer.sampling.grammar, answer.sampling.grammar_source) == (grammar, source)
+
+
+@pytest.mark.parametrize("params", [{"top_p": "much"}, {"top_k": 1.5}, {"logit_bias": {"5": "up"}}])
+async def test_settings_that_are_none_are_no_record(params: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match="the rendering's sampling_params: Expected") as raised:
+        await answer_of(Server(**{RENDER: RENDERED | {"sampling_params": params}}))
+    assert raised.value.code == "malformed"
+
+
+async def test_a_server_that_renders_no_settings_leaves_them_as_asked() -> None:
+    answer = await answer_of(Server(**{RENDER: RENDERED | {"sampling_params": None}}))
+    assert answer.sampling is None
 
 
 async def test_ids_of_calls_that_the_server_only_drew_are_such_as_every_template_takes() -> None:

@@ -17,7 +17,7 @@ from polar.trainer.exporters.prime_rl import training_samples
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
 from tests.polar.trainer.exporters.conftest import with_rewards
-from tests.polar.trainer.trees import groups, trees
+from tests.polar.trainer.trees import MIXED, groups, trees
 from topics.types.completion import Sampling
 from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory
@@ -46,7 +46,7 @@ def test_in_its_array_each_field_has_its_place(group: Group) -> None:
     assert dict(zip(PLACES, wire, strict=True)) == {name: getattr(sample, name) for name in PLACES}
 
 
-@given(groups())
+@given(groups(temperatures=MIXED))
 def test_arrays_are_aligned_and_no_trained_token_lacks_an_advantage(group: Group) -> None:
     samples = training_samples(group, env_name="e", unknown_temperature=UNKNOWN, by_session=True)
     rows = grpo(group)
