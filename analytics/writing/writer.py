@@ -26,7 +26,7 @@ from analytics.writing.flush import SupersededError, flush
 from analytics.writing.membership import Membership
 from analytics.writing.reader import LogReader, cluster_id
 from analytics.writing.retries import Retries
-from topics import completions, events, trajectories
+from topics import completions, events, trajectories, verifications
 from topics.contract.codec import Codec, DecodeError, UnknownRecord
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
@@ -45,7 +45,11 @@ OFFSETS_S = 60.0
 """Interval of commits without rows, so that records that give no rows aren't read again for ever."""
 POLL_MS = 200
 RESTART_S = 0.5
-CODECS: dict[str, Codec[object]] = {events.TOPIC.name: events.CODEC, completions.TOPIC.name: completions.CODEC}  # type: ignore[dict-item] # only read from
+CODECS: dict[str, Codec[object]] = {
+    events.TOPIC.name: events.CODEC,  # type: ignore[dict-item] # only read from
+    completions.TOPIC.name: completions.CODEC,  # type: ignore[dict-item]
+    verifications.TOPIC.name: verifications.CODEC,  # type: ignore[dict-item]
+}
 
 log = structlog.get_logger()
 
