@@ -174,6 +174,7 @@ def answered_record(spec: CallSpec, answer: Answer) -> Completion:
         policy_spans=list(answer.policy_spans),
         realigned=answer.realigned,
         unsaid_calls=answer.unsaid_calls,
+        prompt_doubt=answer.prompt_doubt,
     )
 
 

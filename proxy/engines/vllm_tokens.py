@@ -22,6 +22,7 @@ from proxy.chat import Answer, ChatRequest, FinishReason, Message, ToolCall, Usa
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import decoded
 from proxy.engines.ids import lift
+from proxy.engines.read_prompt import doubt_of_prompt
 from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
@@ -71,12 +72,14 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
 class _Generated(msgspec.Struct):
     choices: list[_Choice]
     model: str | None = None
+    prompt_token_ids: list[int] | None = None
     usage: _Usage | None = None
 
 
@@ -118,16 +121,20 @@ class VllmTokens(VllmChat):
         # The salt is read after the renders: weights may have changed meanwhile.
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
         body = generation_of(rendered, prompt.ids, request.sampling.max_tokens) | salt
-        generated = decoded(_generated, await self._http.post(GENERATE, _encode(body), session_id), "generation")
+        answer, read_ids = lift(await self._http.post(GENERATE, _encode(body), session_id), "prompt_token_ids")
+        generated = decoded(_generated, answer, "generation")
+        if read_ids is None and generated.prompt_token_ids:
+            read_ids = ids_of(generated.prompt_token_ids, "prompt_token_ids")
         choice = _checked(generated)
         sampled, logprobs = ids_of(choice.token_ids or [], "token_ids"), _logprobs(choice)
         message, unsaid_calls = await self._message(request, fields, prompt.ids, choice)
-        details = (generated.usage or _Usage()).prompt_tokens_details or _Details()
+        usage, prompt_ids = generated.usage or _Usage(), prompt.ids.tobytes()
+        details = usage.prompt_tokens_details or _Details()
         return Answer(
             message=message,
             finish_reason=_finish_reason(request, message, choice),
             usage=Usage(len(prompt.ids), count(sampled), details.cached_tokens),
-            prompt_ids=prompt.ids.tobytes(),
+            prompt_ids=prompt_ids,
             sampled_ids=sampled,
             logprobs=logprobs,
             model=generated.model or self._model,
@@ -135,6 +142,7 @@ class VllmTokens(VllmChat):
             stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
             unsaid_calls=unsaid_calls,
+            prompt_doubt=doubt_of_prompt(prompt_ids, usage.prompt_tokens, read_ids),
             **versions(choice.weight_versions, count(sampled))._asdict(),
         )
 
@@ -195,7 +203,7 @@ def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict
         # The server's maximum is of its own rendering; if our longer prompt leaves less room, the server ends the answer there.
         params["max_tokens"] = max_tokens if most is None else min(max_tokens, most)
     body = msgspec.structs.asdict(rendered) | {"token_ids": ids.tolist()}
-    return body | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False}
+    return body | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False, "return_token_ids": True}
 
 
 def _checked(generated: _Generated) -> _Choice:
