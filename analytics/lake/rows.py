@@ -58,8 +58,8 @@ def of_record(record: object, at: Row, output: str | None = None) -> Rows:
             statuses = [status.value for status in record.statuses]
             yield "groups", at | {"output": output} | values | {"statuses": statuses}
         case Verification():
-            values = _fields(record, *VERIFICATION_FIELDS) | {"task_id": task_id_of(record.session_id)}
-            yield "verifications", at | values
+            own = {"task_id": task_id_of(record.session_id), "limit_nats": record.limit}
+            yield "verifications", at | _fields(record, *VERIFICATION_FIELDS) | own
         case _ if isinstance(record, events.RECORDS):
             yield "events", at | _event(record)
 
@@ -80,7 +80,7 @@ def _prefixed(prefix: str, part: msgspec.Struct | None, of: type[msgspec.Struct]
 
 VERIFICATION_FIELDS = (
     "trace_id", "session_id", "engine", "server", "verified_at", "policy_version", "publication", "tokens", "median", "p99", "largest",
-    "limit", "over", "logprobs", "unscored", "output",
+    "over", "logprobs", "unscored", "output",
 )  # fmt: skip
 FACT_FIELDS = (
     "fact_id", "session_id", "attempt", "claim_id", "worker_id", "num_samples", "status", "reward", "unenforced",

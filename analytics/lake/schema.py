@@ -340,8 +340,8 @@ VERIFICATIONS = Table(
         Column("median", FLOAT, "median difference"),
         Column("p99", FLOAT, "99 of 100 scored tokens differ by no more"),
         Column("largest", FLOAT, "largest difference; 9999: a token without any probability"),
-        Column("limit", FLOAT, "the p99 that was accepted"),
-        Column("over", INT, "scored tokens whose difference is above `limit`"),
+        Column("limit_nats", FLOAT, "the p99 that was accepted"),
+        Column("over", INT, "scored tokens whose difference is above `limit_nats`"),
         Column(
             "logprobs", LOGPROBS, "the scored logprob of each token that the trace trains, in order; NaN: not scored"
         ),

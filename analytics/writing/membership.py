@@ -1,7 +1,8 @@
 """Which partitions of the log this process writes to the lake: the group `<namespace>.analytics` shares them out.
 
 Membership alone: nothing is read here, and a rebalance is only noted; whoever writes looks at `assigned` when it suits. Followed are
-events, completions, verifications and every trajectories topic, named ones as soon as they are made. The offsets committed are for lag metrics only.
+events, completions, verifications and every trajectories topic, named ones as soon as they are made. The offsets committed are for lag
+metrics only.
 """
 
 from __future__ import annotations

@@ -27,5 +27,10 @@ class Agreement:
         sizes = np.minimum(np.nan_to_num(np.abs(deltas), nan=LARGEST), LARGEST)
         return cls(len(sizes), *(float(one) for one in np.quantile(sizes, [0.5, 0.99, 1.0], method="higher")))
 
+    @property
+    def figures(self) -> tuple[float, float, float]:
+        """Median, p99 and largest difference."""
+        return self.median, self.p99, self.largest
+
     def __str__(self) -> str:
         return f"{self.tokens} tokens, |Δlogprob| median {self.median:.1e}, p99 {self.p99:.1e}, max {self.largest:.1e}"
