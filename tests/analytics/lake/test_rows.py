@@ -77,7 +77,7 @@ def test_a_row_has_every_column_and_says_where_it_is_from(record: type[msgspec.S
         changed: dict[type, dict[str, Any]] = {
             Completion: packed,
             GroupFinished: {"rebuilt": False},
-            Verification: {"logprobs": pack_logprobs([-1, math.nan])},
+            Verification: {"logprobs": pack_logprobs([-1, math.nan]), "output": "eval"},
         }
         made = msgspec.structs.replace(full(record), **changed.get(record, {}))
     for name, read in stored(made, tmp_path, "eval").items():
