@@ -11,16 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 import polar
 from examples.vllm_cpu.serve import Server
+from polar.verification.distribution import ALL, Floats, sampled_logprobs
 from tests.acceptance.up.running import Up
 from tests.vllm.agents import AGENTS, Agent, Settings
-from tests.vllm.scoring import Agreement, Floats, distributions, scores, transformed
+from tests.vllm.scoring import Agreement, rows, scores
 from tests.vllm.work import Work
+from topics.types.completion import Sampling
 
 pytestmark = [
     pytest.mark.vllm,
@@ -174,19 +177,13 @@ def test_other_sampling_agrees_after_the_same_transform(
     sessions = worked(up, [(name, settings, 100) for name in AGENTS], mode="eval")
     deltas, unlike = [], []
     for trace in (trace for session in sessions for trace in session.traces):
-        plain = distributions(vllm_server, trace.token_ids)
-        unlike.append(trace.deltas(picked(plain, trace.token_ids)))
+        plain = rows(vllm_server, trace.token_ids, ALL)
+        unlike.append(trace.deltas(plain[:, 0]))
         for call in trace.calls:
             span = slice(call["start"], call["end"])
-            expected = picked(transformed(plain[span], call["sampling"]), trace.token_ids[span])
+            expected = sampled_logprobs(plain[span], msgspec.convert(call["sampling"], Sampling))
             deltas.append((np.array(trace.logprobs[span]) - expected)[trace.trained[span]])
     agreement = Agreement.of(np.concatenate(deltas))
     tell(f"{settings}: {agreement}")
     assert agreement.is_faithful
     assert not Agreement.of(np.concatenate(unlike)).is_faithful, "without the transform they would agree, too"
-
-
-def picked(logprobs: Floats, token_ids: Sequence[int]) -> Floats:
-    """Of each row the given token's."""
-    found: Floats = logprobs[np.arange(len(token_ids)), token_ids]
-    return found

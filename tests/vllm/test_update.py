@@ -23,9 +23,10 @@ from openai import AsyncOpenAI
 import polar
 from examples.vllm_cpu.serve import Server, serving
 from polar.sessions import Session
+from polar.verification.distribution import Floats
 from tests.acceptance.up.running import Up
 from tests.vllm.agents import AGENTS, Settings
-from tests.vllm.scoring import Agreement, Floats, scores
+from tests.vllm.scoring import Agreement, scores
 from tests.vllm.weights import Served, asking, load, post
 from tests.vllm.work import Work
 from tests.waiting import until
