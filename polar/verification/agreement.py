@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
+
+from polar.verification.distribution import Floats
 
 LARGEST = 9999.0
 """Stands for a difference without end: the engine gives the token no probability, or no score."""
@@ -22,7 +24,7 @@ class Agreement:
     largest: float
 
     @classmethod
-    def of(cls, deltas: NDArray[np.floating]) -> Agreement:
+    def of(cls, deltas: Floats) -> Self:
         """The agreement of at least one token; `deltas`: recorded minus scored, NaN for a token without a score."""
         sizes = np.minimum(np.nan_to_num(np.abs(deltas), nan=LARGEST), LARGEST)
         return cls(len(sizes), *(float(one) for one in np.quantile(sizes, [0.5, 0.99, 1.0], method="higher")))

@@ -5,6 +5,7 @@ Real: the server and its weights, Kafka, proxy, builder, the providers' clients.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,14 @@ from tests.acceptance.up.running import Up
 from tests.vllm.agents import AGENTS, Agent, Settings
 from tests.vllm.scoring import Agreement, rows, scores
 from tests.vllm.work import Work
+from topics import trajectories
+from topics.environment import settings as environment_settings
+from topics.log import admin
+from topics.log.follow import Follower, Since
+from topics.log.producer import LogProducer
 from topics.types.completion import Sampling
+from topics.types.tokens import pack_ids, unpack_ids
+from topics.types.trajectory import ROOT, Trajectory
 
 pytestmark = [
     pytest.mark.vllm,
@@ -35,6 +43,10 @@ pytestmark = [
 SESSIONS = 6
 """Of each dialect."""
 AT_ONCE = 8
+LIMIT = 1e-3
+"""Nats: p99 of what `polar verify` accepts of float32."""
+CHANGED = 3
+"""Place of a token in the first message."""
 OTHERS = {
     "cooler": Settings(temperature=0.7),
     "top_p": Settings(temperature=1.0, top_p=0.9),
@@ -139,6 +151,60 @@ def test_vllm_scores_every_trace_as_it_was_recorded(
     agreement = Agreement.of(np.concatenate([trace.deltas(scores(vllm_server, trace.token_ids)) for trace in traces]))
     tell(f"{len(traces)} traces: {agreement}")
     assert agreement.is_faithful
+
+
+def test_verify_scores_every_session_and_tells_every_prompt_with_one_changed_token(
+    vllm_server: Server, up: Up, plain: dict[str, list[Session]], tell: Any
+) -> None:
+    count = sum(map(len, plain.values()))
+    command = ("verify", "--sample", "100%", "--engine", vllm_server.url, "--limit", str(LIMIT), "--format", "json")
+    done = up.polar(*command)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["engines"]["default"]
+    tell(f"verify: {count} sessions, {found['tokens']} tokens, p99 {found['p99']:.1e}, max {found['max']:.1e}")
+    assert found["tokens"] == sum(int(trace.trained.sum()) for trace in traces_of(plain))
+    assert (found["traces_over"], found["unscored"]) == ([], {})
+    planted = asyncio.run(with_other_prompts(up, "planted"))
+    done = up.polar(*command, "--topic", "planted")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)["engines"]["default"]["traces_over"]
+    tell(f"one token of each prompt changed: {len(told)} of {planted} traces are told, least p99 {told[-1]['p99']:.1e}")
+    assert len(told) == planted
+
+
+async def with_other_prompts(up: Up, output: str) -> int:
+    """Writes all trajectories once more, to this output, each with another token in its prompts; how many traces these are."""
+    found = environment_settings.load(up.data)
+    topic = trajectories.topic(output)
+    made: list[Trajectory] = []
+    follower = Follower(
+        found, trajectories.TOPIC, lambda record, _: made.append(record), since=Since.BEGINNING, committed=True
+    )
+    await follower.start()
+    await follower.stop()
+    await admin.apply(found, [topic], embedded=True)
+    producer = LogProducer(found)
+    await producer.start()
+    changed = [other_prompt(each) for each in made if isinstance(each, Trajectory)]
+    for each in changed:
+        await producer.send(topic, each, key=each.session_id, task_id=each.task_id)
+    await producer.stop()
+    return sum(len(each.traces) for each in changed)
+
+
+def other_prompt(trajectory: Trajectory) -> Trajectory:
+    """In each root of the tree a token of the request is its neighbour in the vocabulary."""
+    nodes = [
+        msgspec.structs.replace(node, tokens=with_other_token(node.tokens)) if node.parent == ROOT else node
+        for node in trajectory.nodes
+    ]
+    return msgspec.structs.replace(trajectory, nodes=nodes)
+
+
+def with_other_token(tokens: bytes) -> bytes:
+    ids = unpack_ids(tokens).tolist()
+    ids[CHANGED] += 1
+    return pack_ids(ids)
 
 
 @pytest.mark.parametrize("tampering", ["tokens shifted by one", "neighbours swapped", "logprobs shifted by one"])

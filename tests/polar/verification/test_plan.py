@@ -26,7 +26,7 @@ SAMPLED = 4
 
 def call(**fields: Any) -> Call:
     """A call that can be scored, unless `fields` say otherwise."""
-    defaults = {"model_served": "m", "engine": "default", "logprobs_mode": "processed", "sampled_tokens": SAMPLED}
+    defaults: dict[str, Any] = {"model_served": "m", "engine": "default", "logprobs_mode": "processed", "sampled_tokens": SAMPLED}
     return Call(fields.pop("call_id", "a"), "main", "answered", "openai_chat", 0, 0, **(defaults | fields))
 
 
@@ -159,10 +159,8 @@ def test_a_report_adds_up_traces_and_names_those_over_the_limit() -> None:
     report = Report(LIMIT)
     engine = report.of_engine("default")
     [plan] = plans(expanded(call()), SERVED, 100)
-    assert not report.is_faithful, "nothing was scored"
     engine.add(unscored(plan.refused(Unscored.FAILED)), LIMIT)
-    assert engine.agreement is None
-    assert not report.is_faithful
+    assert (report.is_faithful, engine.agreement) == (False, None), "nothing was scored"
     for number, difference in enumerate([0.0] * 120 + [0.5]):
         trace = msgspec.structs.replace(plan.trace.trace, trace_id=f"t.{number}/a")
         named = plans(msgspec.structs.replace(plan.trace, trace=trace), SERVED, 100)[0]
@@ -172,5 +170,5 @@ def test_a_report_adds_up_traces_and_names_those_over_the_limit() -> None:
     assert [trace.trace_id for trace in engine.over] == ["t.120/a"]
     assert engine.worst == engine.over[0]
     assert engine.unscored == {Unscored.FAILED: SAMPLED}
-    assert engine.agreement == Agreement(121 * SAMPLED, 0.0, 0.0, 0.5)
-    assert report.is_faithful, "1 of 484 tokens is within what 99 of 100 tokens allow"
+    # 1 of 484 tokens is within what 99 of 100 tokens allow.
+    assert (report.is_faithful, engine.agreement) == (True, Agreement(121 * SAMPLED, 0.0, 0.0, 0.5))
