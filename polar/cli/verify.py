@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import heapq
 import re
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -149,21 +149,24 @@ async def _read(found: Settings, output: str | None, wanted: _Wanted, sessions: 
     """The newest of the wanted sessions that have traces."""
     from polar.client import require_topic
     from topics import trajectories
+    from topics.log import kafka
     from topics.log.follow import Follower, Since
 
     await require_topic(found, trajectories.TOPIC)
     if output is not None:
         await require_output(found, output)
-    chosen: deque[Trajectory] = deque(maxlen=sessions)
+    newest: list[tuple[int, int, int, Trajectory]] = []
+    """A heap by time, partition and offset, as partitions are read in any order."""
 
-    def on_record(record: object, _: object) -> None:
+    def on_record(record: object, envelope: kafka.Record) -> None:
         if isinstance(record, Trajectory) and record.traces and wanted(record):
-            chosen.append(record)
+            entry = (envelope.timestamp, envelope.partition, envelope.offset, record)
+            (heapq.heappush if len(newest) < sessions else heapq.heappushpop)(newest, entry)
 
     follower = Follower(found, trajectories.topic(output), on_record, since=Since.BEGINNING, committed=True)
     await progress.reading(follower.start(READ_S), lambda: follower.progress, "trajectories")
     await follower.stop()
-    return chosen
+    return [trajectory for *_, trajectory in sorted(newest)]
 
 
 def _row(engine: str, report: EngineReport) -> list[object]:
