@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.verification.distribution import ALL, alternatives, is_plain, sampled_logprobs
+from polar.verification.distribution import ALL, Floats, alternatives, is_plain, sampled_logprobs
 from topics.types.completion import Sampling
 
 PLAIN = (
@@ -27,10 +27,11 @@ SAMPLINGS = st.builds(
 )
 
 
-def row(*logits: float) -> np.ndarray:
+def row(*logits: float) -> Floats:
     """One position's plain logprobs."""
     values = np.array([logits])
-    return values - np.log(np.exp(values).sum())
+    found: Floats = values - np.log(np.exp(values).sum())
+    return found
 
 
 def by_hand(logprobs: list[float], sampling: Sampling) -> float:
@@ -43,7 +44,8 @@ def by_hand(logprobs: list[float], sampling: Sampling) -> float:
         order = order[: sampling.top_k]
     total = sum(math.exp(logits[n]) for n in order)
     enough = math.inf if sampling.top_p is None or sampling.top_p >= 1.0 else sampling.top_p
-    kept, reached = [], 0.0
+    kept: list[int] = []
+    reached = 0.0
     for n in order:
         if kept and reached >= enough:
             break

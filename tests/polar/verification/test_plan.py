@@ -26,7 +26,12 @@ SAMPLED = 4
 
 def call(**fields: Any) -> Call:
     """A call that can be scored, unless `fields` say otherwise."""
-    defaults: dict[str, Any] = {"model_served": "m", "engine": "default", "logprobs_mode": "processed", "sampled_tokens": SAMPLED}
+    defaults: dict[str, Any] = {
+        "model_served": "m",
+        "engine": "default",
+        "logprobs_mode": "processed",
+        "sampled_tokens": SAMPLED,
+    }
     return Call(fields.pop("call_id", "a"), "main", "answered", "openai_chat", 0, 0, **(defaults | fields))
 
 
