@@ -21,7 +21,7 @@ import msgspec
 from proxy.chat import Answer, ChatRequest, FinishReason, Message, ToolCall, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import decoded
-from proxy.engines.ids import lift
+from proxy.engines.ids import lift, numbers, without
 from proxy.engines.read_prompt import doubt_of_prompt
 from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
@@ -121,10 +121,11 @@ class VllmTokens(VllmChat):
         # The salt is read after the renders: weights may have changed meanwhile.
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
         body = generation_of(rendered, prompt.ids, request.sampling.max_tokens) | salt
-        answer, read_ids = lift(await self._http.post(GENERATE, _encode(body), session_id), "prompt_token_ids")
+        sent = _encode(body)
+        answer = without(
+            await self._http.post(GENERATE, sent, session_id), "prompt_token_ids", numbers(sent, "token_ids")
+        )
         generated = decoded(_generated, answer, "generation")
-        if read_ids is None and generated.prompt_token_ids:
-            read_ids = ids_of(generated.prompt_token_ids, "prompt_token_ids")
         choice = _checked(generated)
         sampled, logprobs = ids_of(choice.token_ids or [], "token_ids"), _logprobs(choice)
         message, unsaid_calls = await self._message(request, fields, prompt.ids, choice)
@@ -142,7 +143,7 @@ class VllmTokens(VllmChat):
             stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
             unsaid_calls=unsaid_calls,
-            prompt_doubt=doubt_of_prompt(prompt_ids, usage.prompt_tokens, read_ids),
+            prompt_doubt=doubt_of_prompt(prompt_ids, usage.prompt_tokens, _read_ids(generated)),
             **versions(choice.weight_versions, count(sampled))._asdict(),
         )
 
@@ -229,6 +230,12 @@ def _logprobs(choice: _Choice) -> bytes:
     if any(entry.token_id != token_id for entry, token_id in zip(entries, ids, strict=True)):
         raise EngineError("bad_logprobs", "logprobs are of other tokens than were sampled")
     return logprobs_of([entry.logprob for entry in entries])
+
+
+def _read_ids(generated: _Generated) -> bytes | None:
+    """The prompt's ids as the server read them, int32 LE, if they aren't written as they were sent. Raises EngineError."""
+    ids = generated.prompt_token_ids
+    return ids_of(ids, "prompt_token_ids") if ids else None
 
 
 def _stop_string(choice: _Choice) -> str | None:
