@@ -19,6 +19,7 @@ from proxy.errors import EngineError, Refusal, RefusalError, refusal_of
 from proxy.fleet import HELD_S, Fleet, FleetPausedError
 from proxy.metrics import ProxyMetrics
 from proxy.policy import VersionAttribution
+from proxy.prompt_doubts import PromptDoubts
 from proxy.session.endings import RETRY_AFTER_S, Ending
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
 from topics.types.completion import CallError, CallOutcome
@@ -57,6 +58,7 @@ class Pipeline:
         self._fleet = fleet
         self._metrics = metrics
         self._versions = VersionAttribution(metrics)
+        self._prompts = PromptDoubts(metrics)
 
     async def run(self, call: CallTask, size: int) -> Answer | RefusalError:
         """An answer that is on the log, or the error in its place; `size` is the request's, in bytes."""
@@ -116,6 +118,7 @@ class Pipeline:
                 was_held = True
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
+            self._prompts.take(engine.name, answer)
             return self._versions.attribute(engine.name, answer, under_way.version)
 
     async def _wait_for_fleet(self, call: CallTask, until: float) -> bool:

@@ -181,6 +181,7 @@ def answered_record(spec: CallSpec, answer: Answer, media: Sequence[Medium] = ()
         policy_spans=list(answer.policy_spans),
         realigned=answer.realigned,
         unsaid_calls=answer.unsaid_calls,
+        prompt_doubt=answer.prompt_doubt,
     )
 
 

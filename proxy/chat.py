@@ -20,6 +20,8 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Doubt = Literal["not_ours", "mixed", "gaps", "late"]
 """Why the versions that an engine reports aren't recorded. `not_ours`: it names its weights by something else than a version. `mixed`: it
 reports several names, not all of them versions. `gaps`: tokens lack a version. `late`: it reports only the version at the answer's end."""
+PromptDoubt = Literal["count", "ids"]
+"""Why an engine read another prompt than is recorded, by its own report: another number of tokens, or other tokens."""
 NOT_GIVEN = msgspec.Raw()
 """Stands for None: msgspec supports no `Raw | None`."""
 
@@ -282,3 +284,5 @@ class Answer(msgspec.Struct, frozen=True):
     """Tokens mode: prompt tokens kept as sampled where the engine's own rendering has others."""
     media_positions: tuple[int, ...] | None = None
     """Index of the first placeholder of each image and sound, in the request's order; None: the engine doesn't report them."""
+    prompt_doubt: PromptDoubt | None = None
+    """Why the engine may have read another prompt than `prompt_ids`."""

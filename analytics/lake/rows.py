@@ -21,6 +21,7 @@ from topics.types.errors import SessionError
 from topics.types.session import Accounting, Stage, task_id_of
 from topics.types.tokens import count, pack_ids
 from topics.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trajectory
+from topics.verifications import Verification
 
 Row = dict[str, Any]
 """Values by column: packed bytes for lists of numbers, ms for timestamps, a dict for a map, text or UTF-8 bytes for text."""
@@ -56,6 +57,9 @@ def of_record(record: object, at: Row, output: str | None = None) -> Rows:
             values = _fields(record, "task_id", "num_samples", "session_ids", "rewards", "run")
             statuses = [status.value for status in record.statuses]
             yield "groups", at | {"output": output} | values | {"statuses": statuses}
+        case Verification():
+            own = {"task_id": task_id_of(record.session_id), "limit_nats": record.limit}
+            yield "verifications", at | _fields(record, *VERIFICATION_FIELDS) | own
         case _ if isinstance(record, events.RECORDS):
             yield "events", at | _event(record)
 
@@ -74,6 +78,10 @@ def _prefixed(prefix: str, part: msgspec.Struct | None, of: type[msgspec.Struct]
     return {f"{prefix}{name}": _plain(getattr(part, name, None)) for name in of.__struct_fields__}
 
 
+VERIFICATION_FIELDS = (
+    "trace_id", "session_id", "engine", "server", "verified_at", "policy_version", "publication", "tokens", "median", "p99", "largest",
+    "over", "logprobs", "unscored", "output",
+)  # fmt: skip
 FACT_FIELDS = (
     "fact_id", "session_id", "attempt", "claim_id", "worker_id", "num_samples", "status", "reward", "unenforced",
 )  # fmt: skip

@@ -341,9 +341,34 @@ GROUPS = Table(
         Column("run", TEXT, "the task's; null: of no run, and in older files"),
     ),
 )
+VERIFICATIONS = Table(
+    "verifications",
+    "Finished traces that an engine has scored again (`polar verify`). Differences are |recorded logprob - scored logprob|, in nats.",
+    (
+        *LOG,
+        Column("trace_id", TEXT, "as in `traces`"),
+        *SESSION,
+        Column("engine", TEXT, "which engine sampled the tokens"),
+        Column("server", TEXT, "URL of the server that scored them"),
+        Column("verified_at", INSTANT, "on the verifier's clock; null: outside the years 1970 to 9999"),
+        Column("policy_version", INT, "of the weights that sampled and scored; null: not known"),
+        Column("publication", INT, "of that version; null: not known"),
+        Column("tokens", INT, "tokens that were scored"),
+        Column("median", FLOAT, "median difference"),
+        Column("p99", FLOAT, "99 of 100 scored tokens differ by no more"),
+        Column("largest", FLOAT, "largest difference; 9999: a token without any probability"),
+        Column("limit_nats", FLOAT, "the p99 that was accepted"),
+        Column("over", INT, "scored tokens whose difference is above `limit_nats`"),
+        Column(
+            "logprobs", LOGPROBS, "the scored logprob of each token that the trace trains, in order; NaN: not scored"
+        ),
+        Column("unscored", COUNTS, "the engine's trained tokens of the trace that weren't scored, by reason"),
+        *OUTPUT,
+    ),
+)
 TABLES = {
     table.name: table
-    for table in (EVENTS, COMPLETIONS, DISOWNED, TRAJECTORIES, TRAJECTORY_CALLS, TRACES, NODES, GROUPS)
+    for table in (EVENTS, COMPLETIONS, DISOWNED, TRAJECTORIES, TRAJECTORY_CALLS, TRACES, NODES, GROUPS, VERIFICATIONS)
 }
 
 

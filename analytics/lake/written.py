@@ -7,10 +7,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analytics.lake.manifest import Lake, Partition
-from topics import completions, events, trajectories
+from topics import completions, events, trajectories, verifications
 
 OUTPUTS = f"{trajectories.TOPIC.name}."
-TABLES = {events.TOPIC.name: ("events",), completions.TOPIC.name: ("completions", "disowned")}
+TABLES = {
+    events.TOPIC.name: ("events",),
+    completions.TOPIC.name: ("completions", "disowned"),
+    verifications.TOPIC.name: ("verifications",),
+}
 """The tables with one row for each record of a topic; a trajectories topic has those of `OF_OUTPUT`."""
 OF_OUTPUT = ("trajectories", "groups")
 

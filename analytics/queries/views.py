@@ -297,7 +297,32 @@ GROUPS = View(
     GROUP BY task_id
     """,
 )
-VIEWS = {view.name: view for view in (TASKS, CALLS, SESSIONS, STAGE_TIMES, TRACES, TRAJECTORIES, GROUPS)}
+VERIFICATIONS = View(
+    "verifications",
+    "A trace that an engine has scored again (`polar verify`); the newest verification of each trace and engine. Differences are "
+    "|recorded logprob - scored logprob|, in nats.",
+    {
+        "trace_id": "as in `traces`",
+        **SESSION,
+        "engine": "the engine that sampled the tokens",
+        "server": "URL of the server that scored them",
+        "verified_at": "when",
+        "policy_version": "version of the weights that sampled and scored them; null: unknown",
+        "tokens": "tokens that were scored",
+        "median": "median difference",
+        "p99": "99 of 100 scored tokens differ by no more",
+        "largest": "largest difference; 9999: the engine gives a token no probability",
+        "limit_nats": "the p99 that was accepted (`--limit`)",
+        "over": "scored tokens whose difference is above `limit_nats`",
+        "logprobs": "the scored logprob of each token that the trace trains, in order; NaN: not scored",
+        "unscored": "the engine's trained tokens of the trace that weren't scored, by reason (docs/vllm.md)",
+    },
+    """
+    FROM lake.verifications
+    QUALIFY row_number() OVER (PARTITION BY trace_id, engine ORDER BY logged_at DESC, log_offset DESC) = 1
+    """,
+)
+VIEWS = {view.name: view for view in (TASKS, CALLS, SESSIONS, STAGE_TIMES, TRACES, TRAJECTORIES, GROUPS, VERIFICATIONS)}
 """In an order in which each view uses only earlier ones."""
 
 

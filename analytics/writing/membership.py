@@ -1,7 +1,8 @@
 """Which partitions of the log this process writes to the lake: the group `<namespace>.analytics` shares them out.
 
 Membership alone: nothing is read here, and a rebalance is only noted; whoever writes looks at `assigned` when it suits. Followed are
-events, completions and every trajectories topic, named ones as soon as they are made. The offsets committed are for lag metrics only.
+events, completions, verifications and every trajectories topic, named ones as soon as they are made. The offsets committed are for lag
+metrics only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import partial
 
 import structlog
 
-from topics import completions, events, trajectories
+from topics import completions, events, trajectories, verifications
 from topics.environment.settings import Settings
 from topics.log import kafka, membership
 
@@ -82,6 +83,7 @@ class Membership:
     def _followed(self, there: set[str]) -> list[str]:
         """Of all topics on the broker those that the lake holds."""
         namespace = self._settings.namespace
-        fixed = {topic.full_name(namespace) for topic in (events.TOPIC, completions.TOPIC, trajectories.TOPIC)}
+        topics = (events.TOPIC, completions.TOPIC, trajectories.TOPIC, verifications.TOPIC)
+        fixed = {topic.full_name(namespace) for topic in topics}
         named = f"{trajectories.TOPIC.full_name(namespace)}."
         return sorted(name for name in there if name in fixed or name.startswith(named))

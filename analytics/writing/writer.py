@@ -26,7 +26,7 @@ from analytics.writing.flush import SupersededError, flush
 from analytics.writing.membership import Membership
 from analytics.writing.reader import LogReader, cluster_id
 from analytics.writing.retries import Retries
-from topics import completions, events, trajectories
+from topics import completions, events, trajectories, verifications
 from topics.contract.codec import Codec, DecodeError, UnknownRecord
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
@@ -45,7 +45,11 @@ OFFSETS_S = 60.0
 """Interval of commits without rows, so that records that give no rows aren't read again for ever."""
 POLL_MS = 200
 RESTART_S = 0.5
-CODECS: dict[str, Codec[object]] = {events.TOPIC.name: events.CODEC, completions.TOPIC.name: completions.CODEC}  # type: ignore[dict-item] # only read from
+CODECS: dict[str, Codec[object]] = {
+    events.TOPIC.name: events.CODEC,  # type: ignore[dict-item] # only read from
+    completions.TOPIC.name: completions.CODEC,  # type: ignore[dict-item]
+    verifications.TOPIC.name: verifications.CODEC,  # type: ignore[dict-item]
+}
 
 log = structlog.get_logger()
 
@@ -55,7 +59,9 @@ class Metrics(Protocol):
 
     def heart(self, role: str, heart: HeartbeatSender) -> None: ...
     def skipped(self, role: str, read: Callable[[], Mapping[str, int]]) -> None: ...
-    def counter(self, name: str, description: str, labels: Sequence[str], read: Callable[[], float]) -> None: ...
+    def counter(
+        self, name: str, description: str, labels: Sequence[str], read: Callable[[], float | Mapping[str, float]]
+    ) -> None: ...
 
 
 async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
@@ -157,11 +163,19 @@ class Writer:
         """Counts of skipped records: `undecodable`, `unfit`, `unknown_<type>`."""
         self._rows = 0
         """Rows written since the start."""
+        self._verified: Counter[str] = Counter()
+        """Tokens that engines scored again, by engine."""
+        self._drifted: Counter[str] = Counter()
+        """Of these, tokens whose difference was above the limit."""
 
     def register_metrics(self, metrics: Metrics, heart: HeartbeatSender) -> None:
         metrics.heart(ROLE, heart)
         metrics.skipped(ROLE, lambda: self.skipped)
         metrics.counter("polar_lake_rows", "Rows written to the lake", (), lambda: self._rows)
+        verified = "Tokens that `polar verify` scored again"
+        metrics.counter("polar_verified_tokens", verified, ("engine",), lambda: self._verified)
+        drifted = "Verified tokens whose logprob differed from the recorded one by more than the limit"
+        metrics.counter("polar_drifted_tokens", drifted, ("engine",), lambda: self._drifted)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Write until `stop`, then flush."""
@@ -255,6 +269,9 @@ class Writer:
             arguments = (self._lake, self._writing, buffer.rows, self._base, offsets, buffer.last, self._reader.cluster)
             self.skipped["unfit"] += await asyncio.to_thread(flush, *arguments)
             self._rows += sum(len(made) for made in buffer.rows.values())
+            for row in buffer.rows.get("verifications", ()):
+                self._verified[row["engine"]] += row["tokens"]
+                self._drifted[row["engine"]] += row["over"]
             self._buffer, self._base = Buffer(), dict(offsets)
             self._retries.succeeded()
             await self._membership.commit(positions)

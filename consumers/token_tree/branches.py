@@ -53,7 +53,8 @@ class Drift(StrEnum):
     FORK = "fork"
     """It diverges from an answer: a branch starts, and the part of the answer that it doesn't repeat is trained on another trace."""
     QUARANTINE = "quarantine"
-    """Its record can't be trusted: no place in the tree, or unusable logprobs. Its sampled tokens are masked."""
+    """Its record can't be trusted: no place in the tree, another prompt than the engine read, or unusable logprobs. Its sampled tokens are
+    masked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

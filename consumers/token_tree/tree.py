@@ -92,7 +92,7 @@ def grow(
 
 def _drift(place: PlacedCall | Branch, masked: Masked | None) -> Drift | None:
     """None for a call without a history (a root) and for a call that sampled nothing."""
-    if isinstance(place, Branch) or masked is Masked.INVALID_LOGPROBS:
+    if isinstance(place, Branch) or masked in (Masked.PROMPT_DIFFERS, Masked.INVALID_LOGPROBS):
         return Drift.QUARANTINE
     if not place.sampled:
         return None

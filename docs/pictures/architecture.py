@@ -47,6 +47,7 @@ TOPICS = (
     "control",
     "completions",
     "trajectories",
+    "verifications",
     "webhooks",
     "fleet",
     "workers",

@@ -25,6 +25,7 @@ from polar.cli import (
     topics,
     trajectories,
     up,
+    verify,
     watch,
     worker,
 )
@@ -59,7 +60,7 @@ def before(
 
 for command in (
     up.up, doctor.doctor, submit.submit, watch.watch, status.status, show.show, cancel.cancel, trajectories.trajectories,
-    rebuild.rebuild, sql.sql, worker.worker, proxy.proxy,
+    rebuild.rebuild, verify.verify, sql.sql, worker.worker, proxy.proxy,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(keys.app, name="keys")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from polar.cli import process
+from polar.cli import engine_settings, process
 from polar.cli.options import Data, EngineKeyFile, EngineMode, Model
 from polar.cli.output import note
 from topics.environment import redaction, settings
@@ -21,8 +21,6 @@ from topics.types.errors import InputError, NotReadyError
 
 PORT = 8400
 CONTROL_PORT = 8401
-FLAGGED = "default"
-"""Name of the engine that --engine names."""
 
 
 def proxy(
@@ -138,24 +136,9 @@ def _settings(
 ) -> settings.Settings:
     """The settings with the engines of the options, or of polar.toml, each with its model and logprobs mode."""
     from proxy.engines import probe
-    from proxy.engines.api_key import ApiKey
 
-    if model is not None and not engine_urls:
-        raise InputError("--model", model, "needs --engine")
-    if mode != "chat" and not engine_urls:
-        raise InputError("--mode", mode, "needs --engine; in polar.toml set the engine's `mode`")
-    if key_file is not None and not engine_urls:
-        raise InputError(
-            "--engine-key-file", str(key_file), "needs --engine; in polar.toml set the engine's `api_key_file`"
-        )
     found = logins.of_roles(settings.load(data), ["proxy"])
-    if engine_urls:
-        key = None if key_file is None else ApiKey(key_file, field="--engine-key-file")
-        served = probe.model_of(engine_urls, model, api_key=key)
-        engine = settings.EngineSettings(urls=tuple(engine_urls), model=served, mode=mode, api_key_file=key_file)
-        named: Mapping[str, settings.EngineSettings] = {FLAGGED: engine}
-    else:
-        named = probe.with_models(found.engines)
+    named = engine_settings.chosen(found, engine_urls, model, mode, key_file)
     return found.model_copy(update={"engines": probe.with_detected(named, announce)})
 
 

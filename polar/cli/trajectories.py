@@ -97,7 +97,7 @@ async def _read(
     name = trajectories.output_named(topic, found.namespace)
     await require_topic(found, trajectories.TOPIC)
     if name:
-        await _require_output(found, name)
+        await require_output(found, name)
 
     def on_record(record: object, _: object) -> None:
         if isinstance(record, Trajectory):
@@ -114,7 +114,7 @@ async def _read(
         await follower.stop()
 
 
-async def _require_output(found: Settings, name: str) -> None:
+async def require_output(found: Settings, name: str) -> None:
     """Raise NotReadyError if no output topic has this name. The first task with this output creates it."""
     from topics import trajectories
     from topics.log import admin

@@ -49,7 +49,8 @@ class Cut(_Fault, tag="cut"):
 class Garbage(_Fault, tag="garbage"):
     """An unusable answer with status 200."""
 
-    form: Literal["not_json", "no_token_ids", "length_mismatch", "nan_logprobs", "empty_choices"]
+    form: Literal["not_json", "no_token_ids", "length_mismatch", "nan_logprobs", "empty_choices", "longer_prompt"]
+    """`longer_prompt`: the usage counts one more token than the prompt has, as if something had been added on the way."""
 
 
 class Hang(_Fault, tag="hang"):
@@ -100,6 +101,8 @@ def spoil(form: str, payload: dict[str, Any]) -> bytes:
         return encoded[: len(encoded) // 2]
     if form == "empty_choices":
         return msgspec.json.encode(payload | {"choices": []})
+    if form == "longer_prompt" and payload.get("usage"):
+        payload["usage"]["prompt_tokens"] += 1
     if form == "no_token_ids":
         payload.pop("prompt_token_ids", None)
     for choice in payload["choices"]:

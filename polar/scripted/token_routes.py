@@ -49,6 +49,8 @@ class GenerateRequest(msgspec.Struct):
     model: str | None = None
     cache_salt: str | None = None
     stream: bool = False
+    return_token_ids: bool | None = None
+    """Return the prompt's ids."""
 
     def as_chat(self, tools: Sequence[dict[str, Any]], session_id: str | None) -> ChatRequest:
         """A chat request with the same parameters and without a prompt."""
@@ -64,6 +66,7 @@ class GenerateRequest(msgspec.Struct):
             top_logprobs=params.logprobs,
             session_id=session_id,
             cache_salt=self.cache_salt,
+            return_token_ids=self.return_token_ids,
         )
 
     @property
@@ -155,6 +158,7 @@ def generated(generation: Generation, weights: Sequence[NamedSpan]) -> dict[str,
         "request_id": generation.request_id,
         "model": generation.model,
         "usage": usage | cached,
+        "prompt_token_ids": generation.prompt_token_ids if generation.returns_token_ids else None,
         "choices": [choice],
     }
 

@@ -161,8 +161,10 @@ _UNUSABLE = {
     ),
 }
 """Reason and remedy for a route in each state but WORKS."""
-_SHORT = [{"role": "user", "content": "Say a word."}]
-_PLAIN: dict[str, Any] = {"logprobs": True, "top_logprobs": ALTERNATIVES, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+SHORT = [{"role": "user", "content": "Say a word."}]
+"""Messages of a small request."""
+PLAIN: dict[str, Any] = {"logprobs": True, "top_logprobs": ALTERNATIVES, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Fields that ask for the likeliest tokens of an untruncated distribution."""
 _TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -181,7 +183,7 @@ async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Ca
         return await send("POST", path, msgspec.json.encode({"model": model, **fields}))
 
     async def chat(**fields: Any) -> Response | None:
-        return await post("/v1/chat/completions", messages=_SHORT, max_tokens=1, **fields)
+        return await post("/v1/chat/completions", messages=SHORT, max_tokens=1, **fields)
 
     try:
         version = _text(await send("GET", "/version"), "version")
@@ -190,12 +192,12 @@ async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Ca
         models, weights, tokenized, detokenized, one, two, tools, *routes = await asyncio.gather(
             send("GET", "/v1/models"),
             send("GET", "/weight_info"),
-            post("/tokenize", messages=_SHORT),
+            post("/tokenize", messages=SHORT),
             post("/detokenize", tokens=[0]),
-            chat(temperature=1.0, **_PLAIN),
-            chat(temperature=2.0, **_PLAIN),
+            chat(temperature=1.0, **PLAIN),
+            chat(temperature=2.0, **PLAIN),
             chat(tools=_TOOLS, tool_choice="auto"),
-            post("/v1/chat/completions/render", messages=_SHORT, tools=_TOOLS, tool_choice="auto"),
+            post("/v1/chat/completions/render", messages=SHORT, tools=_TOOLS, tool_choice="auto"),
             post("/inference/v1/generate", token_ids=[0], sampling_params={"max_tokens": 1}),
             post("/v1/chat/completions/derender"),
         )
@@ -204,8 +206,8 @@ async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Ca
     render, generate, derender = map(_route_state, routes)
     return Capabilities(
         version,
-        _context(models, model),
-        logprobs_mode_of(_likeliest(one), _likeliest(two)),
+        context_of(models, model),
+        logprobs_mode_of(likeliest(one), likeliest(two)),
         not _is_refused(tools),
         not (_is_refused(tokenized) or _is_refused(detokenized)),
         render,
@@ -216,18 +218,23 @@ async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Ca
     )
 
 
+def is_silent(response: Response | None) -> bool:
+    """True for no whole answer in time, an overload, or a server error: they show nothing about a route."""
+    return response is None or response.status == 429 or response.status >= 500
+
+
 def _route_state(response: Response | None) -> RouteState:
     """A route that rejects a request's fields works; vLLM answers 403 for routes of --enable-scale-out that are switched off."""
-    if response is None or response.status == 429 or response.status >= 500:
+    if response is None or is_silent(response):
         return RouteState.SILENT
     if response.status == 403:
         return RouteState.OFF
     return RouteState.WORKS if response.status in (200, 400, 422) else RouteState.MISSING
 
 
-def _context(response: Response | None, model: str) -> int | None:
+def context_of(response: Response | None, model: str) -> int | None:
     """`max_model_len` of a model in `/v1/models`."""
-    listed = _json(response)
+    listed = json_of(response)
     models = listed.get("data") if isinstance(listed, dict) else None
     for entry in models if isinstance(models, list) else []:
         if isinstance(entry, dict) and entry.get("id") == model and isinstance(entry.get("max_model_len"), int):
@@ -235,10 +242,10 @@ def _context(response: Response | None, model: str) -> int | None:
     return None
 
 
-def _likeliest(response: Response | None) -> dict[str, float]:
+def likeliest(response: Response | None) -> dict[str, float]:
     """Logprobs, by text, of the first token's alternatives in a chat completion; the sampled token may be among them."""
     try:
-        entry = _json(response)["choices"][0]["logprobs"]["content"][0]
+        entry = json_of(response)["choices"][0]["logprobs"]["content"][0]
         return {str(one["token"]): float(one["logprob"]) for one in entry["top_logprobs"]}
     except (KeyError, IndexError, TypeError, ValueError):
         return {}
@@ -247,7 +254,7 @@ def _likeliest(response: Response | None) -> dict[str, float]:
 def _unasked_grammar(rendered: Response | None) -> bool | None:
     """Whether the rendering of a request that may call a tool has a grammar; None without a rendering."""
     try:
-        return _json(rendered)["sampling_params"].get("structured_outputs") is not None
+        return json_of(rendered)["sampling_params"].get("structured_outputs") is not None
     except (KeyError, TypeError, AttributeError):
         return None
 
@@ -265,7 +272,7 @@ def logprobs_mode_of(at_one: dict[str, float], at_two: dict[str, float]) -> Logp
 
 def _text(response: Response | None, field: str) -> str | None:
     """A field of a JSON answer, if it is a string."""
-    answer = _json(response)
+    answer = json_of(response)
     value = answer.get(field) if isinstance(answer, dict) else None
     return value if isinstance(value, str) else None
 
@@ -275,7 +282,7 @@ def _is_refused(response: Response | None) -> bool:
     return response is not None and response.status != 200
 
 
-def _json(response: Response | None) -> Any:
+def json_of(response: Response | None) -> Any:
     """The JSON of a 200 answer; None for anything else."""
     if response is None or response.status != 200:
         return None

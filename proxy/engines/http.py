@@ -71,8 +71,15 @@ class EngineHttp:
     async def post(self, path: str, body: bytes, session_id: str | None = None) -> bytes:
         """The body of a 200 answer. `session_id` is sent as a header, for routes whose bodies have no field for it. Raises EngineError."""
         headers = "" if session_id is None else f"{SESSION_HEADER}: {session_id}\r\n"
+        return await self._send("POST", path, body, headers)
+
+    async def get(self, path: str) -> bytes:
+        """The body of a 200 answer. Raises EngineError."""
+        return await self._send("GET", path, b"", "")
+
+    async def _send(self, method: str, path: str, body: bytes, headers: str) -> bytes:
         try:
-            response = await self._connections.request("POST", path, body, self._deadline_s, headers)
+            response = await self._connections.request(method, path, body, self._deadline_s, headers)
         except UnreachableError as error:
             raise EngineError("unreachable", str(error), retryable=True) from None
         except TimeoutError:

@@ -1,7 +1,8 @@
 """Fast decoding of token ids in an engine's JSON: a long prompt has tens of thousands, most of the answer's bytes.
 
 `lift` cuts a long array out of the text and decodes it with numpy, if it is written as vLLM writes it, in digits and commas alone. Any
-other array is left to the JSON decoder, and so are errors.
+other array is left to the JSON decoder, and so are errors. `without` drops an array that is written as another is, which costs a comparison
+of bytes and no decoding.
 """
 
 from __future__ import annotations
@@ -25,6 +26,22 @@ def lift(body: bytes, field: str) -> tuple[bytes, bytes | None]:
         return body, None
     ids = _read(body[start:end])
     return (body, None) if ids is None else (body[:start] + body[end:], ids)
+
+
+def numbers(body: bytes, field: str) -> bytes:
+    """What stands in the array of `field`, the first of that name in a JSON object; empty if there is none."""
+    key = f'"{field}":['.encode()
+    start = body.find(key) + len(key)
+    return b"" if start < len(key) else body[start : max(body.find(b"]", start), start)]
+
+
+def without(body: bytes, field: str, text: bytes) -> bytes:
+    """A JSON object with the array of `field` emptied if just `text` stands in it; otherwise the unchanged object."""
+    key = f'"{field}":['.encode()
+    start = body.find(key) + len(key)
+    end = start + len(text)
+    is_same = start >= len(key) and body[start:end] == text and body[end : end + 1] == b"]"
+    return body[:start] + body[end:] if is_same else body
 
 
 def _read(text: bytes) -> bytes | None:

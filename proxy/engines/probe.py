@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from proxy.engines import capabilities
+from proxy.engines import capabilities, sglang_capabilities
 from proxy.engines.api_key import ApiKey
-from proxy.engines.capabilities import Capabilities
+from proxy.engines.capabilities import Capabilities, MissingFeature
 from proxy.engines.connection import UnreachableError
 from proxy.engines.http import NEEDS_KEY
 from proxy.engines.pool import api_key_of, plug_in_of
 from proxy.engines.replicas import PROBE
+from proxy.engines.sglang_capabilities import SglangCapabilities
 from proxy.errors import EngineError
 from topics.environment import http_json
 from topics.environment.settings import EngineSettings
@@ -134,20 +135,33 @@ async def try_call(served: ServedModel, mode: str = "chat") -> None:
         await engine.stop()
 
 
-async def check_features(served: ServedModel, mode: str, announce: Callable[[str], None]) -> Capabilities | None:
+async def check_features(
+    served: ServedModel, mode: str, announce: Callable[[str], None]
+) -> Capabilities | SglangCapabilities | None:
     """A server's capabilities; None for the scripted engine and for a server that isn't up. `announce` gets each missing feature.
 
     Raises NotReadyError, with the remedy, for a feature that the mode can't work without.
     """
     try:
-        found = await capabilities.detect(served.url, served.model, served.api_key)
+        found, missing_features = await _features(served, mode)
     except UnreachableError:
         return None
-    for missing in () if found is None else capabilities.missing_features(found, mode):
+    for missing in missing_features:
         if missing.is_fatal:
             raise _unusable(served, str(missing))
         announce(f"the engine at {served.url}: {missing}")
     return found
+
+
+async def _features(
+    served: ServedModel, mode: str
+) -> tuple[Capabilities | SglangCapabilities | None, Iterable[MissingFeature]]:
+    """A server's capabilities, and the features that it lacks for the mode. Raises UnreachableError."""
+    if mode == sglang_capabilities.MODE:
+        sglang = await sglang_capabilities.detect(served.url, served.model, served.api_key)
+        return sglang, sglang.missing_features()
+    found = await capabilities.detect(served.url, served.model, served.api_key)
+    return found, () if found is None else capabilities.missing_features(found, mode)
 
 
 def with_detected(engines: Mapping[str, EngineSettings], announce: Callable[[str], None]) -> dict[str, EngineSettings]:

@@ -5,6 +5,8 @@ prompt in the cache. A call that continues no answer costs one request, one that
 Sampled ids and logprobs are in `meta_info` (`return_meta_info`). So are the weights' versions: by token, or the version at the end of the
 answer. Fields are those of SGLang 0.5.13.
 
+The prompt on the log is the one that the server reports to have read: a server that ignores `input_ids` reads its own rendering.
+
 A prompt with images or sounds is the server's own, since only the server knows which ids stand for them.
 
 Not yet run against a live server: written and tested by the formats in SGLang's sources and its users' reports.
@@ -20,6 +22,7 @@ import msgspec
 from proxy.chat import Answer, ChatRequest, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import decoded
+from proxy.engines.read_prompt import doubt_of_prompt
 from proxy.engines.versions import NamedSpan, Versions, versions
 from proxy.engines.vllm_chat import FINISHED, VllmChat, WireMessage, fields_of, fitting, ids_of, logprobs_of, message_of
 from proxy.errors import EngineError
@@ -35,6 +38,7 @@ class _Meta(msgspec.Struct):
     weight_versions: list[NamedSpan] | None = None
     weight_version: str | None = None
     cached_tokens: int | None = None
+    prompt_tokens: int | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -101,7 +105,8 @@ def from_wire(body: bytes, model: str, logprobs_mode: str, prompt: Prompt | None
     if not meta.output_token_logprobs:
         raise EngineError("no_token_ids", "the answer has no meta_info.output_token_logprobs")
     sampled = ids_of([token_id for _, token_id, _ in meta.output_token_logprobs], "output_token_logprobs")
-    prompt_ids = _prompt_ids(answer) if prompt is None else prompt.ids.tobytes()
+    prompt_ids = _prompt_ids(answer)
+    doubt = doubt_of_prompt(prompt_ids, meta.prompt_tokens, None if prompt is None else prompt.ids.tobytes())
     count = len(meta.output_token_logprobs)
     return Answer(
         message=message_of(choice.message),
@@ -114,7 +119,8 @@ def from_wire(body: bytes, model: str, logprobs_mode: str, prompt: Prompt | None
         logprobs_mode=logprobs_mode,
         # A number is one of the model's own end tokens.
         stop_sequence=choice.matched_stop if isinstance(choice.matched_stop, str) else None,
-        realigned=0 if prompt is None else prompt.realigned,
+        realigned=0 if prompt is None or doubt is not None else prompt.realigned,
+        prompt_doubt=doubt,
         **_versions(meta, count)._asdict(),
     )
 

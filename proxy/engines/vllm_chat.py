@@ -21,6 +21,7 @@ from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message,
 from proxy.engines.api_key import ApiKey
 from proxy.engines.http import UNREADABLE, EngineHttp, decoded
 from proxy.engines.ids import lift
+from proxy.engines.read_prompt import doubt_of_prompt
 from proxy.errors import EngineError
 from topics.types.completion import UNKNOWN
 from topics.types.tokens import IDS, LOGPROBS, count
@@ -79,6 +80,7 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
 
@@ -230,10 +232,11 @@ def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
     if entries is None or len(entries) != len(choice.token_ids):
         found = "no" if entries is None else len(entries)
         raise EngineError("length_mismatch", f"{len(choice.token_ids)} token ids, {found} logprobs")
+    usage = answer.usage or _Usage()
     return Answer(
         message=message_of(choice.message),
         finish_reason=choice.finish_reason,  # type: ignore[arg-type] # it is one of FINISHED
-        usage=_usage(answer.usage or _Usage(), count(prompt_ids), len(choice.token_ids)),
+        usage=_usage(usage, count(prompt_ids), len(choice.token_ids)),
         prompt_ids=prompt_ids,
         sampled_ids=ids_of(choice.token_ids, "token_ids"),
         logprobs=logprobs_of([entry.logprob for entry in entries]),
@@ -241,6 +244,7 @@ def from_wire(body: bytes, model: str, logprobs_mode: str) -> Answer:
         logprobs_mode=logprobs_mode,
         # A number is one of the model's own end tokens.
         stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+        prompt_doubt=doubt_of_prompt(prompt_ids, usage.prompt_tokens),
     )
 
 

@@ -23,7 +23,8 @@ import msgspec
 from proxy.chat import Answer, ChatRequest, FinishReason, Message, ToolCall, Usage
 from proxy.engines.continuing import Continuing, Prompt
 from proxy.engines.http import decoded
-from proxy.engines.ids import lift
+from proxy.engines.ids import lift, numbers, without
+from proxy.engines.read_prompt import doubt_of_prompt
 from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
@@ -84,12 +85,14 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
 class _Generated(msgspec.Struct):
     choices: list[_Choice]
     model: str | None = None
+    prompt_token_ids: list[int] | None = None
     usage: _Usage | None = None
 
 
@@ -137,16 +140,21 @@ class VllmTokens(VllmChat):
         # The salt is read after the renders: weights may have changed meanwhile.
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
         body = generation_of(rendered, prompt.ids, request.sampling.max_tokens) | salt
-        generated = decoded(_generated, await self._http.post(GENERATE, _encode(body), session_id), "generation")
+        sent = _encode(body)
+        answer = without(
+            await self._http.post(GENERATE, sent, session_id), "prompt_token_ids", numbers(sent, "token_ids")
+        )
+        generated = decoded(_generated, answer, "generation")
         choice = _checked(generated)
         sampled, logprobs = ids_of(choice.token_ids or [], "token_ids"), _logprobs(choice)
         message, unsaid_calls = await self._message(request, fields, prompt.ids, choice)
-        details = (generated.usage or _Usage()).prompt_tokens_details or _Details()
+        usage, prompt_ids = generated.usage or _Usage(), prompt.ids.tobytes()
+        details = usage.prompt_tokens_details or _Details()
         return Answer(
             message=message,
             finish_reason=_finish_reason(request, message, choice),
             usage=Usage(len(prompt.ids), count(sampled), details.cached_tokens),
-            prompt_ids=prompt.ids.tobytes(),
+            prompt_ids=prompt_ids,
             sampled_ids=sampled,
             logprobs=logprobs,
             model=generated.model or self._model,
@@ -156,6 +164,7 @@ class VllmTokens(VllmChat):
             realigned=prompt.realigned,
             unsaid_calls=unsaid_calls,
             media_positions=_media_positions(rendered, request),
+            prompt_doubt=doubt_of_prompt(prompt_ids, usage.prompt_tokens, _read_ids(generated)),
             **versions(choice.weight_versions, count(sampled))._asdict(),
         )
 
@@ -216,7 +225,7 @@ def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict
         # The server's maximum is of its own rendering; if our longer prompt leaves less room, the server ends the answer there.
         params["max_tokens"] = max_tokens if most is None else min(max_tokens, most)
     body = msgspec.structs.asdict(rendered) | {"token_ids": ids.tolist()}
-    return body | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False}
+    return body | {"sampling_params": params | {"logprobs": 0, "n": 1}, "stream": False, "return_token_ids": True}
 
 
 def _media_positions(rendered: _Rendered, request: ChatRequest) -> tuple[int, ...] | None:
@@ -274,6 +283,12 @@ def _logprobs(choice: _Choice) -> bytes:
     if any(entry.token_id != token_id for entry, token_id in zip(entries, ids, strict=True)):
         raise EngineError("bad_logprobs", "logprobs are of other tokens than were sampled")
     return logprobs_of([entry.logprob for entry in entries])
+
+
+def _read_ids(generated: _Generated) -> bytes | None:
+    """The prompt's ids as the server read them, int32 LE, if they aren't written as they were sent. Raises EngineError."""
+    ids = generated.prompt_token_ids
+    return ids_of(ids, "prompt_token_ids") if ids else None
 
 
 def _stop_string(choice: _Choice) -> str | None:

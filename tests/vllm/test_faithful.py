@@ -5,22 +5,33 @@ Real: the server and its weights, Kafka, proxy, builder, the providers' clients.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 import polar
 from examples.vllm_cpu.serve import Server
+from polar.verification.distribution import ALL, Floats, sampled_logprobs
 from tests.acceptance.up.running import Up
 from tests.vllm.agents import AGENTS, Agent, Settings
-from tests.vllm.scoring import Agreement, Floats, distributions, scores, transformed
+from tests.vllm.scoring import Agreement, rows, scores
 from tests.vllm.work import Work
+from topics import trajectories
+from topics.environment import settings as environment_settings
+from topics.log import admin
+from topics.log.follow import Follower, Since
+from topics.log.producer import LogProducer
+from topics.types.completion import Sampling
+from topics.types.tokens import pack_ids, unpack_ids
+from topics.types.trajectory import ROOT, Trajectory
 
 pytestmark = [
     pytest.mark.vllm,
@@ -32,6 +43,10 @@ pytestmark = [
 SESSIONS = 6
 """Of each dialect."""
 AT_ONCE = 8
+LIMIT = 1e-3
+"""Nats: p99 of what `polar verify` accepts of float32."""
+CHANGED = 3
+"""Place of a token in the first message."""
 OTHERS = {
     "cooler": Settings(temperature=0.7),
     "top_p": Settings(temperature=1.0, top_p=0.9),
@@ -138,6 +153,60 @@ def test_vllm_scores_every_trace_as_it_was_recorded(
     assert agreement.is_faithful
 
 
+def test_verify_scores_every_session_and_tells_every_prompt_with_one_changed_token(
+    vllm_server: Server, up: Up, plain: dict[str, list[Session]], tell: Any
+) -> None:
+    count = sum(map(len, plain.values()))
+    command = ("verify", "--sample", "100%", "--engine", vllm_server.url, "--limit", str(LIMIT), "--format", "json")
+    done = up.polar(*command)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["engines"]["default"]
+    tell(f"verify: {count} sessions, {found['tokens']} tokens, p99 {found['p99']:.1e}, max {found['max']:.1e}")
+    assert found["tokens"] == sum(int(trace.trained.sum()) for trace in traces_of(plain))
+    assert (found["traces_over"], found["unscored"]) == ([], {})
+    planted = asyncio.run(with_other_prompts(up, "planted"))
+    done = up.polar(*command, "--topic", "planted")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)["engines"]["default"]["traces_over"]
+    tell(f"one token of each prompt changed: {len(told)} of {planted} traces are told, least p99 {told[-1]['p99']:.1e}")
+    assert len(told) == planted
+
+
+async def with_other_prompts(up: Up, output: str) -> int:
+    """Writes all trajectories once more, to this output, each with another token in its prompts; how many traces these are."""
+    found = environment_settings.load(up.data)
+    topic = trajectories.topic(output)
+    made: list[Trajectory] = []
+    follower = Follower(
+        found, trajectories.TOPIC, lambda record, _: made.append(record), since=Since.BEGINNING, committed=True
+    )
+    await follower.start()
+    await follower.stop()
+    await admin.apply(found, [topic], embedded=True)
+    producer = LogProducer(found)
+    await producer.start()
+    changed = [other_prompt(each) for each in made if isinstance(each, Trajectory)]
+    for each in changed:
+        await producer.send(topic, each, key=each.session_id, task_id=each.task_id)
+    await producer.stop()
+    return sum(len(each.traces) for each in changed)
+
+
+def other_prompt(trajectory: Trajectory) -> Trajectory:
+    """In each root of the tree a token of the request is its neighbour in the vocabulary."""
+    nodes = [
+        msgspec.structs.replace(node, tokens=with_other_token(node.tokens)) if node.parent == ROOT else node
+        for node in trajectory.nodes
+    ]
+    return msgspec.structs.replace(trajectory, nodes=nodes)
+
+
+def with_other_token(tokens: bytes) -> bytes:
+    ids = unpack_ids(tokens).tolist()
+    ids[CHANGED] += 1
+    return pack_ids(ids)
+
+
 @pytest.mark.parametrize("tampering", ["tokens shifted by one", "neighbours swapped", "logprobs shifted by one"])
 def test_the_score_shows_what_is_wrong(
     vllm_server: Server, plain: dict[str, list[Session]], tampering: str, tell: Any
@@ -174,19 +243,13 @@ def test_other_sampling_agrees_after_the_same_transform(
     sessions = worked(up, [(name, settings, 100) for name in AGENTS], mode="eval")
     deltas, unlike = [], []
     for trace in (trace for session in sessions for trace in session.traces):
-        plain = distributions(vllm_server, trace.token_ids)
-        unlike.append(trace.deltas(picked(plain, trace.token_ids)))
+        plain = rows(vllm_server, trace.token_ids, ALL)
+        unlike.append(trace.deltas(plain[:, 0]))
         for call in trace.calls:
             span = slice(call["start"], call["end"])
-            expected = picked(transformed(plain[span], call["sampling"]), trace.token_ids[span])
+            expected = sampled_logprobs(plain[span], msgspec.convert(call["sampling"], Sampling))
             deltas.append((np.array(trace.logprobs[span]) - expected)[trace.trained[span]])
     agreement = Agreement.of(np.concatenate(deltas))
     tell(f"{settings}: {agreement}")
     assert agreement.is_faithful
     assert not Agreement.of(np.concatenate(unlike)).is_faithful, "without the transform they would agree, too"
-
-
-def picked(logprobs: Floats, token_ids: Sequence[int]) -> Floats:
-    """Of each row the given token's."""
-    found: Floats = logprobs[np.arange(len(token_ids)), token_ids]
-    return found

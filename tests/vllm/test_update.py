@@ -23,9 +23,10 @@ from openai import AsyncOpenAI
 import polar
 from examples.vllm_cpu.serve import Server, serving
 from polar.sessions import Session
+from polar.verification.distribution import Floats
 from tests.acceptance.up.running import Up
 from tests.vllm.agents import AGENTS, Settings
-from tests.vllm.scoring import Agreement, Floats, scores
+from tests.vllm.scoring import Agreement, scores
 from tests.vllm.weights import Served, asking, load, post
 from tests.vllm.work import Work
 from tests.waiting import until
@@ -208,6 +209,47 @@ async def test_an_answer_that_spans_an_update_says_where_the_new_weights_begin(
         until(lambda: bool(rows_of(up, session.session_id)), LAKE_S)
         [row] = rows_of(up, session.session_id)
         assert row == {"policy_version": version - 1, "policy_versions": [version - 1, version]}
+
+
+async def test_a_reload_without_a_publication_is_found_and_one_with_a_name_alone_is_told(
+    server: Server, served: Served, up: Up, tell: Any
+) -> None:
+    version = 200
+    async with polar.Fleet(settings.load(up.data)) as controls, asking(server.url) as http:
+        served.write(version)
+        await load(http, version)
+        await controls.publish(version)
+        tasks = await asyncio.to_thread(worked, up)
+        code, found = await asyncio.to_thread(verified, up, server, tasks)
+        assert (code, found["traces_over"], found["unscored"]) == (0, [], {})
+        tokens = found["tokens"]
+        served.write(version + 1)
+        await post(http, "/collective_rpc", {"method": "reload_weights"})
+        code, found = await asyncio.to_thread(verified, up, server, tasks)
+        tell(
+            f"reloaded without a publication: p99 {found['p99']:.1e}, {len(found['traces_over'])} traces over the limit"
+        )
+        assert (code, len(found["traces_over"])) == (1, found["traces"])
+        await load(http, version + 1)
+        code, found = await asyncio.to_thread(verified, up, server, tasks)
+        assert (code, found["unscored"]) == (1, {"weights_changed": tokens})
+
+
+def worked(up: Up) -> list[str]:
+    """The tasks of a session in each dialect."""
+    tasks = []
+    for seed, agent in enumerate(AGENTS.values()):
+        with Session.open(up.data, ttl_s=300) as session:
+            agent(session.env, Work(seed), Settings())
+        tasks.append(session.session_id.rpartition(".")[0])
+    return tasks
+
+
+def verified(up: Up, server: Server, tasks: list[str]) -> tuple[int, dict[str, Any]]:
+    """What `polar verify` says of these tasks: its exit code, and its report on the engine."""
+    done = up.polar("verify", *tasks, "--engine", server.url, "--limit", "1e-3", "--format", "json")
+    report: dict[str, Any] = json.loads(done.stdout)["engines"]["default"]
+    return done.returncode, report
 
 
 def rows_of(up: Up, session_id: str) -> list[dict[str, Any]]:

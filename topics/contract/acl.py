@@ -21,6 +21,7 @@ from topics import (
     stages,
     tasks,
     trajectories,
+    verifications,
     webhooks,
     workers,
 )
@@ -113,7 +114,7 @@ _ROLES: dict[str, _Role] = {
     },
     "analytics": _Role(
         "polar worker analytics",
-        reads=(events.TOPIC, completions.TOPIC),
+        reads=(events.TOPIC, completions.TOPIC, verifications.TOPIC),
         writes=(workers.TOPIC, dead_letters.TOPIC),
         groups=("analytics",),
         outputs=("Read",),
@@ -153,6 +154,13 @@ _ROLES: dict[str, _Role] = {
     ),
     "reader": _Role(
         "polar status, watch, show, trajectories, dead-letters list and show", reads=_WATCHED, outputs=("Read",)
+    ),
+    "verifier": _Role(
+        "polar verify",
+        reads=(fleet.TOPIC,),
+        writes=(verifications.TOPIC,),
+        makes=(verifications.TOPIC,),
+        outputs=("Read",),
     ),
     "replayer": _Role(
         "polar dead-letters replay",

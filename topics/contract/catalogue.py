@@ -12,6 +12,7 @@ from topics import (
     stages,
     tasks,
     trajectories,
+    verifications,
     webhooks,
     workers,
 )
@@ -26,6 +27,7 @@ FIXED: tuple[Topic, ...] = (
     completions.TOPIC,
     trajectories.TOPIC,
     trajectories.EVAL,
+    verifications.TOPIC,
     webhooks.TOPIC,
     workers.TOPIC,
     control.TOPIC,

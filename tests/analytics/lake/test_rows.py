@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -35,11 +36,12 @@ from topics.types.errors import Kind, SessionError
 from topics.types.session import Accounting, Status
 from topics.types.tokens import pack_ids, pack_logprobs
 from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
+from topics.verifications import Verification
 
 ORIGIN: Row = {"log_partition": 3, "log_offset": 2**40, "logged_at": 1_700_000_000_123}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LOGPROBS = st.lists(st.floats(width=32, allow_nan=False), max_size=4).map(pack_logprobs)
-KEPT = (*events.RECORDS, Completion, Disowned, GroupFinished, Trajectory)
+KEPT = (*events.RECORDS, Completion, Disowned, GroupFinished, Trajectory, Verification)
 WORDS = st.binary(max_size=5).map(lambda data: np.frombuffer(data * 4, "<i4").tobytes())
 """Packed values: any, but whole ones."""
 
@@ -72,7 +74,11 @@ def test_a_row_has_every_column_and_says_where_it_is_from(record: type[msgspec.S
         made: msgspec.Struct = TRAJECTORY
     else:
         packed = {"sampled": pack_ids([1, 2]), "logprobs": pack_logprobs([-1, -2]), "prompt": TokenDelta(pack_ids([7]))}
-        changed: dict[type, dict[str, Any]] = {Completion: packed, GroupFinished: {"rebuilt": False}}
+        changed: dict[type, dict[str, Any]] = {
+            Completion: packed,
+            GroupFinished: {"rebuilt": False},
+            Verification: {"logprobs": pack_logprobs([-1, math.nan]), "output": "eval"},
+        }
         made = msgspec.structs.replace(full(record), **changed.get(record, {}))
     for name, read in stored(made, tmp_path, "eval").items():
         for row in read:

@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pytest
 from aiokafka.admin import RecordsToDelete
 from structlog.testing import capture_logs
 
 from analytics.lake.manifest import Lake
+from analytics.queries.query import connect
 from analytics.writing import retries, writer
 from analytics.writing.writer import run_analytics
+from consumers.metrics import Metrics
 from tests import older_log
 from tests.analytics.loading import arrived, in_the_lake, on_the_log, rows_of, send, task, tasks
 from tests.waiting import eventually
-from topics import completions, events, trajectories
+from topics import completions, events, trajectories, verifications
 from topics.completions import Disowned
 from topics.contract import catalogue
 from topics.contract.codec import encode
@@ -32,9 +35,12 @@ from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
 from topics.log.partition import partition_of_task
+from topics.log.producer import LogProducer
 from topics.types.errors import NotReadyError
 from topics.types.session import Status
+from topics.types.tokens import pack_logprobs
 from topics.types.trajectory import Node, Trace, Trajectory
+from topics.verifications import Verification
 from topics.waiting.backoff import Backoff
 
 DEADLINE_S = 30.0
@@ -107,6 +113,28 @@ async def test_what_was_read_is_written_and_shown_before_the_writer_ends(
         for table in {table for table, *_ in written}:
             counted = shown.execute(f"select count(*) from lake.{table}").fetchall()
             assert counted == [(sum(1 for name, *_ in written if name == table),)]
+
+
+async def test_verifications_are_in_the_lake_the_newest_of_a_trace_counts_and_metrics_tell_the_drift(
+    settings: Settings,
+) -> None:
+    first = Verification("t.0", "t.0/a", "large", "http://a", 1, 10, 0.0, 0.5, 0.5, 0.01, 3, pack_logprobs([-1.0]))
+    producer = LogProducer(settings)
+    await producer.start()
+    for record in (first, msgspec.structs.replace(first, p99=0.0, over=0, verified_at=2)):
+        await producer.send(verifications.TOPIC, record, key=record.session_id)
+    await producer.stop()
+    metrics, stop = Metrics(), asyncio.Event()
+    running = asyncio.create_task(run_analytics(settings, stop, metrics))
+    try:
+        await eventually(lambda: b'polar_verified_tokens_total{engine="large"} 20.0' in metrics.text(), DEADLINE_S)
+        assert b'polar_drifted_tokens_total{engine="large"} 3.0' in metrics.text()
+        with connect(settings) as reader:
+            found = list(reader.ask("SELECT trace_id, task_id, p99, over FROM verifications").rows())
+    finally:
+        stop.set()
+        await asyncio.wait_for(running, DEADLINE_S)
+    assert found == [("t.0/a", "t", 0.0, 0)]
 
 
 async def test_without_a_kafka_to_read_it_says_so(tmp_path: Path) -> None:

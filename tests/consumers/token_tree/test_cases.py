@@ -461,6 +461,16 @@ def test_a_prompt_that_cannot_be_told_is_quarantined_with_all_that_builds_on_it(
     assert (built.stats.sampled_tokens, built.stats.trainable_tokens) == (4, 1)
 
 
+def test_a_call_whose_engine_read_another_prompt_is_masked_and_in_quarantine() -> None:
+    log = Log()
+    log.call("a", "sys hi", "two tokens", prompt_doubt="ids")
+    log.call("b", "sys hi two tokens tool", "ok")
+    built = log.build()
+    assert lines(built) == ["sys hi two tokens tool [ok]"]
+    assert built.stats.masked_tokens == {"prompt_differs": 2}
+    assert built.stats.drift == {"clean": 1, "quarantine": 1}
+
+
 @pytest.mark.parametrize(
     "logprobs", [[], [-1.0], [-1.0, -2.0, -3.0], [-1.0, math.nan], [-math.inf, -1.0], [-9999.0, -1.0]]
 )

@@ -443,7 +443,9 @@ async def test_a_cut_connection_breaks_off_before_the_headers_or_after_so_many_b
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("form", ["no_token_ids", "length_mismatch", "nan_logprobs", "empty_choices", "not_json"])
+@pytest.mark.parametrize(
+    "form", ["no_token_ids", "length_mismatch", "nan_logprobs", "empty_choices", "not_json", "longer_prompt"]
+)
 async def test_garbage_is_garbage_and_the_record_keeps_the_truth(
     engine: Engine, http: aiohttp.ClientSession, form: str, stream: bool
 ) -> None:

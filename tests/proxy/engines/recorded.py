@@ -105,6 +105,24 @@ FULL: dict[str, CannedAnswer] = {
 """The same with the flags of docs/vllm.md."""
 
 
+def sglang_chat(asked: dict[str, Any]) -> Answer:
+    """As SGLang 0.5.13, by its sources: the ids of a request are the prompt, and logprobs come after temperature."""
+    if asked.get("top_k") == 0:
+        return 400, {"message": "top_k must be -1 (disable) or at least 1, got 0."}
+    status, body = processed_chat(asked)
+    prompt = asked.get("input_ids", [151644, 872, 198])
+    return status, body | {"choices": [body["choices"][0] | {"prompt_token_ids": prompt}]}
+
+
+SGLANG: dict[str, CannedAnswer] = {
+    "/v1/models": (200, {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 8192}]}),
+    "/server_info": (200, {"version": "0.5.13", "tool_call_parser": "qwen25", "model_path": "/models/tiny"}),
+    "/model_info": (200, {"model_path": "/models/tiny", "is_generation": True, "weight_version": "default"}),
+    "/v1/chat/completions": sglang_chat,
+}
+"""`sglang serve` in its wire form; written by its sources, since no live server has answered yet."""
+
+
 @contextmanager
 def answering(told: Mapping[str, CannedAnswer]) -> Iterator[str]:
     """The base URL of a server with these answers, text as it is; any other path gets a 404."""

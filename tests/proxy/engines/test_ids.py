@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.engines import ids as lifting
-from proxy.engines.ids import SHORT, lift
+from proxy.engines.ids import SHORT, lift, numbers, without
 from topics.types.tokens import unpack_ids
 
 FIELD = "prompt_token_ids"
@@ -86,3 +86,16 @@ def test_a_short_array_is_left_to_the_decoder_and_a_long_one_is_not(monkeypatch:
     lifted = lift(spelled([1] * SHORT), FIELD)[1]
     assert lifted is not None
     assert len(lifted) == 4 * SHORT
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=5), st.lists(st.integers(0, 2**31 - 1), max_size=5))
+def test_an_array_is_dropped_only_where_it_is_written_as_the_other_is(sent: list[int], read: list[int]) -> None:
+    request, body = spelled(sent), spelled(read, model="m")
+    rest = json.loads(without(body, FIELD, numbers(request, FIELD)))
+    assert rest == {"id": "x", FIELD: [] if sent == read else read, "model": "m"}
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"prompt_token_ids":null}', b'{"prompt_token_ids":[1', b'{"a":"[1]"}'])
+def test_an_object_without_the_array_has_no_numbers_and_none_is_dropped(body: bytes) -> None:
+    assert without(body, FIELD, b"1") == body
+    assert without(b'{"prompt_token_ids":[1]}', FIELD, numbers(body, FIELD)) == b'{"prompt_token_ids":[1]}'

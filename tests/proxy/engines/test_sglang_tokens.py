@@ -23,7 +23,8 @@ BEGIN, END = 1, 2
 class Server:
     """Renders turns as their characters between a begin and an end, and answers "ok"; earlier answers it writes in capitals."""
 
-    def __init__(self, *, context: int = 1000, **meta: Any) -> None:
+    def __init__(self, *, context: int = 1000, reads_ids: bool = True, **meta: Any) -> None:
+        self.reads_ids = reads_ids
         self.meta = meta
         self.context = context
         self.asked: list[dict[str, Any]] = []
@@ -41,7 +42,7 @@ class Server:
             "message": {"role": "assistant", "content": "ok", "reasoning_content": None, "tool_calls": None},
             "finish_reason": "stop",
             "matched_stop": END,
-            "prompt_token_ids": asked.get("input_ids") or rendered(asked["messages"]),
+            "prompt_token_ids": asked.get("input_ids", []) * self.reads_ids or rendered(asked["messages"]),
             "meta_info": meta,
         }
         body = {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
@@ -96,6 +97,24 @@ async def test_the_next_call_goes_on_from_the_tokens() -> None:
     assert server.asked[-1]["input_ids"] == expected
     assert after.realigned == 2
     assert all(asked["max_completion_tokens"] == 1 for asked in server.asked[1:-1])
+
+
+async def test_a_server_that_ignores_the_ids_is_recorded_with_what_it_read_and_doubted() -> None:
+    server = Server(reads_ids=False)
+    async with engine_of(server) as engine:
+        before = await engine.complete(HI, "t.0")
+        tokens = np.concatenate((unpack_ids(before.prompt_ids), unpack_ids(before.sampled_ids)))
+        said = [*HI.messages, before.message, Message("user", "on")]
+        after = await engine.complete(ChatRequest(said, continued=RepeatedAnswer(1, tokens, True)), "t.0")
+    assert before.prompt_doubt is None
+    assert (after.prompt_doubt, after.realigned) == ("ids", 0)
+    assert unpack_ids(after.prompt_ids).tolist() == rendered(server.asked[-1]["messages"])
+
+
+@pytest.mark.parametrize(("prompt_tokens", "doubt"), [(5, None), (6, "count"), (None, None)])
+async def test_the_ids_and_the_count_of_the_prompt_must_agree(prompt_tokens: int | None, doubt: str | None) -> None:
+    answer = await answer_of(Server(prompt_tokens=prompt_tokens), HI)
+    assert (len(unpack_ids(answer.prompt_ids)), answer.prompt_doubt) == (5, doubt)
 
 
 async def test_a_limit_beyond_the_context_is_left_out() -> None:

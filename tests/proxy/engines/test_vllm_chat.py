@@ -93,6 +93,24 @@ def test_what_the_ids_do_not_count_is_the_engines_word(
     assert (read.prompt, read.sampled, read.cached, read.reasoning) == (3, 2, cached, reasoning)
 
 
+@pytest.mark.parametrize(
+    ("usage", "doubt"),
+    [
+        ({"prompt_tokens": 3}, None),
+        ({"prompt_tokens": 4}, "count"),
+        ({"prompt_tokens": 0}, "count"),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_a_count_of_another_prompt_is_a_doubt_and_the_answer_stays(
+    usage: dict[str, Any] | None, doubt: str | None
+) -> None:
+    answer = told(usage=usage)
+    assert answer.prompt_doubt == doubt
+    assert unpack_ids(answer.prompt_ids).tolist() == [1, 2, 3]
+
+
 def test_a_logprob_may_be_above_zero_by_rounding_alone() -> None:
     assert unpack_logprobs(told(logprobs=entries(1e-6, -1.0)).logprobs)[0] == np.float32(1e-6)
 

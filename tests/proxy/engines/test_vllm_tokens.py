@@ -112,6 +112,7 @@ async def test_what_the_server_rendered_goes_back_to_it_but_for_what_is_ours() -
     assert server.asked[RENDER]["cache_salt"] == "policy-3-9"
     asked = server.asked[GENERATE]
     assert (asked["token_ids"], asked["reasoning_ended"], asked["stream"]) == ([1, 2, 3], True, False)
+    assert asked["return_token_ids"] is True
     params = {"max_tokens": 40, "temperature": 0.5, "stop_token_ids": [7], "logprobs": 0, "n": 1}
     assert asked["sampling_params"] == params
     assert server.sessions == [None, "t.0", None]
@@ -191,6 +192,34 @@ async def test_settings_that_are_none_are_no_record(params: dict[str, Any]) -> N
 async def test_a_server_that_renders_no_settings_leaves_them_as_asked() -> None:
     answer = await answer_of(Server(**{RENDER: RENDERED | {"sampling_params": None}}))
     assert answer.sampling is None
+
+
+LONG = list(range(2000))
+"""Ids that `lift` cuts out of the JSON."""
+
+
+@pytest.mark.parametrize(
+    ("sent", "reported", "counted", "doubt"),
+    [
+        ([1, 2, 3], [1, 2, 3], 3, None),
+        ([1, 2, 3], None, 3, None),
+        ([1, 2, 3], None, None, None),
+        ([1, 2, 3], [1, 9, 3], 3, "ids"),
+        ([1, 2, 3], [1, 2], 2, "ids"),
+        ([1, 2, 3], None, 4, "count"),
+        (LONG, LONG, len(LONG), None),
+        (LONG, [*LONG[:-1], 7], len(LONG), "ids"),
+    ],
+    ids=str,
+)
+async def test_what_the_server_says_that_it_read_is_compared_with_what_was_sent(
+    sent: list[int], reported: list[int] | None, counted: int | None, doubt: str | None
+) -> None:
+    generated = GENERATED | {"prompt_token_ids": reported, "usage": {"prompt_tokens": counted}}
+    answer = await answer_of(Server(**{RENDER: RENDERED | {"token_ids": sent}, GENERATE: generated}))
+    assert answer.prompt_doubt == doubt
+    assert unpack_ids(answer.prompt_ids).tolist() == sent
+    assert unpack_ids(answer.sampled_ids).tolist() == [5, 6, 7]
 
 
 async def test_ids_of_calls_that_the_server_only_drew_are_such_as_every_template_takes() -> None:

@@ -19,6 +19,7 @@ ALONE = {
     "control": {"coordinator", "trainer"},
     "completions": {"coordinator", "rebuild-table", "builder", "proxy"},
     "webhooks": {"builder", "webhooks", "replayer"},
+    "verifications": {"verifier"},
     trajectories.TOPIC.name: {"builder"},
     trajectories.EVAL.name: {
         "builder",

@@ -1,0 +1,1 @@
+"""Scores finished traces again at the engines that sampled them, and compares: the work of `polar verify`."""
