@@ -19,6 +19,7 @@ from proxy.errors import EngineError, Refusal, RefusalError, refusal_of
 from proxy.fleet import HELD_S, Fleet, FleetPausedError
 from proxy.metrics import ProxyMetrics
 from proxy.policy import VersionAttribution
+from proxy.replay_store import ReplayStore
 from proxy.session.endings import RETRY_AFTER_S, Ending
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
 from topics.types.completion import CallError, CallOutcome
@@ -49,13 +50,21 @@ class Pipeline:
     """The steps of every call."""
 
     def __init__(
-        self, engines: Engines, producer: LogProducer, capture: Capture, fleet: Fleet, metrics: ProxyMetrics
+        self,
+        engines: Engines,
+        producer: LogProducer,
+        capture: Capture,
+        fleet: Fleet,
+        metrics: ProxyMetrics,
+        replay: ReplayStore | None = None,
     ) -> None:
+        """`replay`: None if no engine captures anything."""
         self.engines = engines
         self._producer = producer
         self._capture = capture
         self._fleet = fleet
         self._metrics = metrics
+        self._replay = replay
         self._versions = VersionAttribution(metrics)
 
     async def run(self, call: CallTask, size: int) -> Answer | RefusalError:
@@ -116,7 +125,8 @@ class Pipeline:
                 was_held = True
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
-            return self._versions.attribute(engine.name, answer, under_way.version)
+            answer = self._versions.attribute(engine.name, answer, under_way.version)
+            return answer if self._replay is None else await self._replay.stored(call.spec.call_id, answer)
 
     async def _wait_for_fleet(self, call: CallTask, until: float) -> bool:
         """Returns when the fleet runs: whether it was paused."""

@@ -174,6 +174,8 @@ def answered_record(spec: CallSpec, answer: Answer) -> Completion:
         policy_spans=list(answer.policy_spans),
         realigned=answer.realigned,
         unsaid_calls=answer.unsaid_calls,
+        uncaptured=answer.uncaptured,
+        **answer.stored,
     )
 
 

@@ -35,6 +35,8 @@ class ProxyMetrics:
         self.read_back = counter("polar_proxy_read_back", "Claims read back from the log")
         doubted = "Answers whose engine didn't name their weights by versions"
         self.doubted = counter("polar_proxy_policy_doubts", doubted, ["reason"])
+        uncaptured = "Values to replay that calls were recorded without"
+        self.uncaptured = counter("polar_proxy_uncaptured", uncaptured, ["field", "reason"])
         self.unrecorded = counter("polar_proxy_unrecorded", "Records that didn't reach the log", ["record"])
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:

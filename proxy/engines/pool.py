@@ -65,6 +65,11 @@ def _replicas(name: str, engine: EngineSettings, options: Mapping[str, object]) 
     plug_in = plug_in_of(engine.mode, f"engines.{name}.mode")
     if (key := api_key_of(name, engine)) is not None:
         options = {**options, "api_key": key}
+    if lacking := engine.capture - getattr(plug_in, "captures", frozenset()):
+        reason = f'mode {engine.mode!r} can\'t return {", ".join(sorted(lacking))}; mode "tokens" can, with vLLM'
+        raise InputError(f"engines.{name}.capture", sorted(engine.capture), reason)
+    if engine.capture:
+        options = {**options, "capture": engine.capture}
     servers = {
         url: plug_in(url, engine.model, logprobs_mode=engine.logprobs_mode or "raw", **options) for url in engine.urls
     }

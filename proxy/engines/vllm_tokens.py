@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from typing import Any
+from collections.abc import Collection
+from typing import Any, ClassVar, get_args
 
 import msgspec
 
@@ -25,8 +26,10 @@ from proxy.engines.ids import lift
 from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
+from proxy.engines.vllm_replay import FirstRow, VllmReplay
 from proxy.errors import EngineError
-from topics.types.tokens import Ids, count, unpack_ids
+from topics.types.replay import ReplayField
+from topics.types.tokens import Ids, common_prefix, count, unpack_ids
 
 RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"
@@ -64,6 +67,8 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     weight_versions: list[NamedSpan] | None = None
+    routed_experts: msgspec.Raw = msgspec.Raw()
+    sampling_mask: msgspec.Raw = msgspec.Raw()
 
 
 class _Details(msgspec.Struct):
@@ -103,11 +108,13 @@ class VllmTokens(VllmChat):
     """The engine `vllm_tokens`."""
 
     owns_prompts = True
+    captures: ClassVar[frozenset[ReplayField]] = frozenset(get_args(ReplayField))
 
-    def __init__(self, base_url: str, model: str, **options: Any) -> None:
-        """As `VllmChat`."""
+    def __init__(self, base_url: str, model: str, *, capture: Collection[ReplayField] = (), **options: Any) -> None:
+        """As `VllmChat`; `capture`: what to return of each call beside its tokens."""
         super().__init__(base_url, model, **options)
         self._continuing = Continuing(self._ids)
+        self._replay = VllmReplay(capture)
 
     async def _answer(self, request: ChatRequest, session_id: str) -> Answer:
         """One completion of at least three requests. Raises EngineError."""
@@ -118,11 +125,18 @@ class VllmTokens(VllmChat):
         # The salt is read after the renders: weights may have changed meanwhile.
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
         body = generation_of(rendered, prompt.ids, request.sampling.max_tokens) | salt
+        self._replay.require_masks(body["sampling_params"])
+        first = self._first_row(request, prompt.ids, is_text=is_text)
+        if first.start:
+            body["sampling_params"]["routed_experts_prompt_start"] = first.start
         generated = decoded(_generated, await self._http.post(GENERATE, _encode(body), session_id), "generation")
         choice = _checked(generated)
         sampled, logprobs = ids_of(choice.token_ids or [], "token_ids"), _logprobs(choice)
         message, unsaid_calls = await self._message(request, fields, prompt.ids, choice)
         details = (generated.usage or _Usage()).prompt_tokens_details or _Details()
+        replay, uncaptured = self._replay.values(
+            choice.routed_experts, choice.sampling_mask, first, len(prompt.ids), unpack_ids(sampled)
+        )
         return Answer(
             message=message,
             finish_reason=_finish_reason(request, message, choice),
@@ -135,8 +149,21 @@ class VllmTokens(VllmChat):
             stop_sequence=_stop_string(choice),
             realigned=prompt.realigned,
             unsaid_calls=unsaid_calls,
+            replay=replay,
+            uncaptured=uncaptured,
             **versions(choice.weight_versions, count(sampled))._asdict(),
         )
+
+    def _first_row(self, request: ChatRequest, prompt: Ids, *, is_text: bool) -> FirstRow:
+        """The first token whose routed experts are requested: the last one of the answer that the prompt continues, if that call has
+        the others. Equal placeholders can stand for other images."""
+        continued = request.continued
+        if not self._replay.wants_experts:
+            return FirstRow(0, None, fits=True)
+        is_continued = is_text and continued is not None and continued.routed_by is not None
+        if continued is None or not is_continued or common_prefix(continued.tokens, prompt) < len(continued.tokens):
+            return self._replay.first_row(len(prompt), 0, None)
+        return self._replay.first_row(len(prompt), len(continued.tokens) - 1, continued.routed_by)
 
     def _fields(self, request: ChatRequest) -> dict[str, Any]:
         wire = fields_of(request, self._model, "")

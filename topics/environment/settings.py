@@ -24,6 +24,7 @@ from topics.environment.s3 import S3Address
 from topics.environment.secret_destinations import DESTINATIONS, require_own_sources
 from topics.types import field_errors
 from topics.types.errors import InputError, NotReadyError
+from topics.types.replay import ReplayField
 
 ENV_FILE = "polar.env"
 TOML = "polar.toml"
@@ -82,6 +83,9 @@ class EngineSettings(BaseModel):
     """The servers' `--logprobs-mode`; None: detected at the proxy's start, otherwise raw, vLLM's default."""
     api_key_file: Path | None = None
     """File with the API key that the servers demand (vLLM's `--api-key`). Read again when it changes."""
+    capture: frozenset[ReplayField] = frozenset()
+    """What to store of each call beside its tokens, in the blob store: `routed_experts` (vLLM's `--enable-return-routed-experts`) and
+    `sampling_mask` (`--return-sampling-mask`). Mode `tokens` only."""
 
 
 class Settings(BaseSettings):
