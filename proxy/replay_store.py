@@ -22,7 +22,7 @@ from topics.types.replay import ReplayError
 STORE_S = 10.0
 """For one value: harnesses wait for it."""
 PENDING_BYTES = 256 * 1024 * 1024
-"""Of values that wait for a thread or the store; a further value is given up."""
+"""Limit of `pending_bytes`: a value beyond it is given up."""
 THREADS = 4
 
 log = structlog.get_logger(__name__)
@@ -35,7 +35,8 @@ class ReplayStore:
         self._blobs = blobs
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="replay")
-        self._pending = 0
+        self.pending_bytes = 0
+        """Size of the values that wait for a thread or the store."""
         self._lock = threading.Lock()
 
     def stop(self) -> None:
@@ -55,10 +56,10 @@ class ReplayStore:
 
     async def _ref(self, call_id: str, value: ReplayValue) -> tuple[str | None, str]:
         """The reference, or the reason for having none."""
-        if self._pending + value.size > PENDING_BYTES:
+        if self.pending_bytes + value.size > PENDING_BYTES:
             return None, "busy"
         with self._lock:
-            self._pending += value.size
+            self.pending_bytes += value.size
         work = self._threads.submit(lambda: self._blobs.put(value.encode()).ref)
         # Not when the wait ends: after a timeout the thread still holds the value.
         work.add_done_callback(lambda _: self._release(value.size))
@@ -78,4 +79,4 @@ class ReplayStore:
 
     def _release(self, size: int) -> None:
         with self._lock:
-            self._pending -= size
+            self.pending_bytes -= size

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -124,7 +124,9 @@ async def try_call(served: ServedModel, mode: str = "chat") -> None:
         await engine.stop()
 
 
-async def check_features(served: ServedModel, mode: str, announce: Callable[[str], None]) -> Capabilities | None:
+async def check_features(
+    served: ServedModel, mode: str, announce: Callable[[str], None], capture: Iterable[str] = ()
+) -> Capabilities | None:
     """A server's capabilities; None for the scripted engine and for a server that isn't up. `announce` gets each missing feature.
 
     Raises NotReadyError, with the remedy, for a feature that the mode can't work without.
@@ -133,7 +135,7 @@ async def check_features(served: ServedModel, mode: str, announce: Callable[[str
         found = await capabilities.detect(served.url, served.model, served.api_key)
     except UnreachableError:
         return None
-    for missing in () if found is None else capabilities.missing_features(found, mode):
+    for missing in () if found is None else capabilities.missing_features(found, mode, capture):
         if missing.is_fatal:
             raise _unusable(served, str(missing))
         announce(f"the engine at {served.url}: {missing}")
@@ -160,7 +162,7 @@ async def _with_logprobs_mode(name: str, engine: EngineSettings, announce: Calla
     assert model is not None, "set by with_models"
     key = api_key_of(name, engine)
     servers = await asyncio.gather(
-        *(check_features(ServedModel(url, model, key), engine.mode, announce) for url in engine.urls)
+        *(check_features(ServedModel(url, model, key), engine.mode, announce, engine.capture) for url in engine.urls)
     )
     modes = {found.logprobs_mode for found in servers if found is not None} - {None}
     if len(modes) > 1:
