@@ -1,8 +1,9 @@
 """prime-rl's `TrainingSample` (`src/prime_rl/transports/rollouts/types.py`, PrimeIntellect-ai/prime-rl at 559b44772, August 2026).
 
 prime-rl requires: one sample per branch, without a split into prompt and response; all arrays as long as `token_ids`; shared tokens of
-branches are trained in the first branch; one advantage per token, since its trainer computes none. A sample is sent as a msgpack array:
-`msgspec.msgpack.encode` of this type gives bytes that prime-rl's type decodes.
+branches are trained in the first branch; one advantage per token, since its trainer computes none; routed experts of all layers with a row
+for each token, zeros for the last one (`src/prime_rl/orchestrator/trajectories.py`), of one dtype in all samples of a batch. A sample is
+sent as a msgpack array: `msgspec.msgpack.encode` of this type gives bytes that prime-rl's type decodes.
 """
 
 from __future__ import annotations
@@ -11,12 +12,24 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.trainer.exporters.replayed import routed_experts, with_last_row
+from polar.trainer.exporters.segments import segment_of
 from polar.trainer.groups import Group
+from polar.trainer.replay import Replay
 from polar.trainer.rows import grpo
 from topics.types.trajectory import Trajectory, expand
 
 PLAIN = 1.0
 """The temperature of tokens that weren't sampled, and of calls that set none."""
+
+
+class RoutedExperts(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """prime-rl's type, field by field."""
+
+    data: bytes
+    shape: list[int]
+    """[tokens, layers, top_k]"""
+    dtype: str
 
 
 class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -29,7 +42,7 @@ class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     env_name: str
     ref_logprobs: None = None
     mm_kwargs: None = None
-    routed_experts: None = None
+    routed_experts: RoutedExperts | None = None
     mm_token_type_ids: None = None
     rl_weights: list[float] | None = None
     ce_weights: None = None
@@ -38,12 +51,18 @@ class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults
 
 
 def training_samples(
-    group: Group, *, env_name: str, by_deviation: bool = True, leave_one_out: bool = False, by_session: bool = False
+    group: Group,
+    *,
+    env_name: str,
+    by_deviation: bool = True,
+    leave_one_out: bool = False,
+    by_session: bool = False,
+    replay: Replay | None = None,
 ) -> list[TrainingSample]:
     """The group's rows with GRPO's advantages per rollout.
 
     `by_session` gives all sessions the same total weight (`rl_weights`, with mean 1 over the group's tokens). Otherwise each token has
-    weight 1, as in prime-rl.
+    weight 1, as in prime-rl. With `replay`, samples have the routed experts that were captured; raises InputError as `replayed.py` says.
     """
     rows = grpo(group, by_deviation=by_deviation, leave_one_out=leave_one_out)
     weights = [row.weights for row in rows]
@@ -57,6 +76,7 @@ def training_samples(
             row.logprobs.tolist(),
             _temperatures(sessions[row.session_id], row.trace).tolist(),
             env_name,
+            routed_experts=_routed_experts(replay, sessions[row.session_id], row.trace),
             rl_weights=(weight * scale).tolist() if by_session else None,
             advantages=row.advantages.tolist(),
         )
@@ -72,3 +92,11 @@ def _temperatures(trajectory: Trajectory, trace: int) -> NDArray[np.float64]:
         if span.call.sampling.temperature is not None:
             found[span.start : span.end] = span.call.sampling.temperature
     return found
+
+
+def _routed_experts(replay: Replay | None, trajectory: Trajectory, trace: int) -> RoutedExperts | None:
+    experts = routed_experts(replay, trajectory, segment_of(trajectory, trace))
+    if experts is None:
+        return None
+    rows = with_last_row(experts, 0)
+    return RoutedExperts(rows.tobytes(), list(rows.shape), rows.dtype.name)

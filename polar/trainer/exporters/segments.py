@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polar.trainer.groups import Group
-from topics.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expand
+from topics.types.trajectory import Call, ExpandedTrace, Trajectory, expand
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def segments(trajectory: Trajectory) -> list[Segment]:
     Leaves out traces that have no reward although their session has one.
     """
     made = [
-        _segment(trajectory, index, trace)
+        segment_of(trajectory, index)
         for index, trace in reversed(list(enumerate(trajectory.traces)))
         if trace.trains and (trace.reward is not None or trajectory.reward is None)
     ]
@@ -93,6 +93,7 @@ def rewarded(group: Group) -> list[tuple[Trajectory, list[Segment]]]:
     return [(trajectory, rows) for trajectory, rows in found if rows]
 
 
-def _segment(trajectory: Trajectory, index: int, trace: Trace) -> Segment:
-    expanded = expand(trajectory, trace)
+def segment_of(trajectory: Trajectory, index: int) -> Segment:
+    """The segment of a trace that has trained tokens."""
+    expanded = expand(trajectory, trajectory.traces[index])
     return Segment(index, expanded, expanded.spans[0].start)

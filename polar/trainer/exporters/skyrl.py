@@ -1,8 +1,10 @@
 """SkyRL's `GeneratorOutput`, step-wise (`skyrl/train/generators/base.py`, NovaSky-AI/SkyRL at a9564572e, August 2026).
 
 SkyRL requires (`validate_generator_output`): all lists have the same length; a row's `loss_masks`, `rollout_logprobs` and response have the
-same length; a trajectory's rows are adjacent, and `is_last_step` is True only on the last of them. The reward counts on that row
-alone, and the other rows get its advantage. Here a row is a trace, and the longest is last. Enable `generator.step_wise_trajectories`.
+same length; a trajectory's rows are adjacent, and `is_last_step` is True only on the last of them. The reward counts on that row alone, and
+the other rows get its advantage. `rollout_expert_indices` has an array of experts, not negative, for every row or for none, of all layers
+and of all tokens but the last, which SkyRL fills (`skyrl/train/dataset/preprocess.py`). Here a row is a trace, and the longest is last.
+Enable `generator.step_wise_trajectories`.
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polar.trainer.exporters.replayed import routed_experts
 from polar.trainer.exporters.segments import rewarded
 from polar.trainer.groups import Group
+from polar.trainer.replay import Replay
+from topics.types.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -28,14 +33,25 @@ class TrajectoryID:
         return f"{self.instance_id}_{self.repetition_id}"
 
 
-def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
-    """All rows in the order of the groups. Fields for which Polar has no data are None."""
+def generator_output(groups: Sequence[Group], *, replay: Replay | None = None) -> dict[str, Any]:
+    """All rows in the order of the groups. Fields for which Polar has no data are None.
+
+    With `replay`, rows have the routed experts that were captured. Raises InputError as `replayed.py` says, and for sessions of which only
+    some have experts.
+    """
     rows = [
         (trajectory, segment, segment is parts[-1])
         for group in groups
         for trajectory, parts in rewarded(group)
         for segment in parts
     ]
+    experts = [routed_experts(replay, trajectory, segment) for trajectory, segment, _ in rows]
+    without = [trajectory.session_id for (trajectory, *_), found in zip(rows, experts, strict=True) if found is None]
+    if without and len(without) < len(rows):
+        reason = (
+            f"{len(without)} of {len(rows)} rows are of sessions without routed experts, and SkyRL takes all or none"
+        )
+        raise InputError("groups", without[0], reason)
     return {
         "prompt_token_ids": [segment.prompt_ids for _, segment, _ in rows],
         "response_ids": [segment.response_ids for _, segment, _ in rows],
@@ -47,7 +63,7 @@ def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
         "trajectory_ids": [TrajectoryID(trajectory.task_id, trajectory.sample_index) for trajectory, _, _ in rows],
         "trajectory_generation_times": None,
         "trajectory_time_splits": None,
-        "rollout_expert_indices": None,
+        "rollout_expert_indices": None if without else experts,
         "is_last_step": [is_last for _, _, is_last in rows],
         "env_metrics": None,
         "pixel_values": None,

@@ -2,7 +2,9 @@
 
 slime requires: `loss_mask` and `rollout_log_probs` cover the response alone, with `response_length` values, 0.0 where the mask is 0;
 samples of one rollout share a `rollout_id`, over which the loss averages; a rollout function returns, per prompt, rollouts of samples.
-slime's reward normalisation counts rows instead of rollouts: if rollouts have several rows, pass `advantages` and run slime with
+`rollout_routed_experts` has a row for each token but the last, of all layers (`slime/backends/megatron_utils/cp_utils.py`), and the tokens
+of `rollout_top_p_token_ids` between two `rollout_top_p_token_offsets` are those that truncation left in the place of a token of the
+response. slime's reward normalisation counts rows instead of rollouts: if rollouts have several rows, pass `advantages` and run slime with
 `--disable-rewards-normalization`.
 """
 
@@ -11,8 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from polar.trainer.exporters.replayed import response_mask, routed_experts
 from polar.trainer.exporters.segments import Segment, segments
 from polar.trainer.groups import Group
+from polar.trainer.replay import Replay
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory
 
@@ -26,18 +32,29 @@ STATUS = {
 
 
 def samples(
-    group: Group, *, group_index: int, first_index: int, advantages: Sequence[float | None] | None = None
+    group: Group,
+    *,
+    group_index: int,
+    first_index: int,
+    advantages: Sequence[float | None] | None = None,
+    replay: Replay | None = None,
 ) -> list[list[dict[str, Any]]]:
     """The group's rollouts, each a list of samples: one prompt's entry in the result of a rollout function.
 
     `index` and `rollout_id` count sessions from `first_index`. With `advantages`, one per trajectory of the group, a sample's `reward` is
     its rollout's advantage; a rollout without one is left out. `metadata["raw_reward"]`, which slime logs, is always the reward.
+    With `replay`, samples have the routed experts and the sampling masks that were captured; raises InputError as `replayed.py` says.
     """
     scores = group.rewards if advantages is None else advantages
     found = []
     for index, (trajectory, reward) in enumerate(zip(group.trajectories, scores, strict=True), first_index):
         if trajectory.reward is not None and reward is not None and (rows := segments(trajectory)):
-            found.append([_sample(trajectory, row, group_index, index, reward) for row in rows])
+            found.append(
+                [
+                    _sample(trajectory, row, group_index, index, reward) | _replayed(replay, trajectory, row)
+                    for row in rows
+                ]
+            )
     return found
 
 
@@ -58,3 +75,11 @@ def _sample(trajectory: Trajectory, segment: Segment, group_index: int, index: i
         "metadata": {**trajectory.task_metadata(), **names, "raw_reward": segment.reward},
         "session_id": trajectory.session_id,
     }
+
+
+def _replayed(replay: Replay | None, trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
+    """int32 arrays, as slime gets them from its own engine."""
+    experts, mask = routed_experts(replay, trajectory, segment), response_mask(replay, trajectory, segment)
+    return ({} if experts is None else {"rollout_routed_experts": experts.astype(np.int32)}) | (
+        {} if mask is None else {"rollout_top_p_token_ids": mask.token_ids, "rollout_top_p_token_offsets": mask.offsets}
+    )
