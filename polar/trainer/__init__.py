@@ -19,16 +19,30 @@ if TYPE_CHECKING:
     from polar.trainer.feeding import Feed
     from polar.trainer.groups import Group, drop_zero_advantage
     from polar.trainer.packing import Batch, pack
+    from polar.trainer.replay import Replay, drop_uncaptured
     from polar.trainer.rows import Row, grpo
     from polar.trainer.staleness import Staleness
 
-__all__ = ["Batch", "Feed", "Group", "Row", "Staleness", "TrajectoryConsumer", "drop_zero_advantage", "grpo", "pack"]
+__all__ = [
+    "Batch",
+    "Feed",
+    "Group",
+    "Replay",
+    "Row",
+    "Staleness",
+    "TrajectoryConsumer",
+    "drop_uncaptured",
+    "drop_zero_advantage",
+    "grpo",
+    "pack",
+]
 
 _NAMES = {
     "consumer": "TrajectoryConsumer",
     "feeding": "Feed",
     "groups": "Group drop_zero_advantage",
     "packing": "Batch pack",
+    "replay": "Replay drop_uncaptured",
     "rows": "Row grpo",
     "staleness": "Staleness",
 }

@@ -102,6 +102,7 @@ def _prompt_logprobs(server: Server, token_ids: Sequence[int], alternatives: int
         "prompt": list(token_ids),
         "max_tokens": 1,
         "temperature": 1.0,
+        "top_k": 1,  # without it a server that returns sampling masks fails; prompts aren't truncated
         "prompt_logprobs": alternatives,
     }
     request = urllib.request.Request(

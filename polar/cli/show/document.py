@@ -62,7 +62,7 @@ def call_document(story: CallStory) -> dict[str, Any]:
         "latency_ms": call.completed_at - call.received_at,
         **picked(call, "prompt_tokens sampled_tokens finish_reason policy_version"),
         "policy_spans": [msgspec.structs.asdict(span) for span in call.policy_spans],
-        **picked(call, "realigned model_served sampling reward"),
+        **picked(call, "realigned model_served sampling reward routed_experts sampling_mask uncaptured"),
         "masked": story.masked,
         "disowned": story.disowned,
         "late": story.is_late,

@@ -50,8 +50,9 @@ SAID = tuple(ScriptTurn(f"This is the answer of turn {n}.", f"What was asked in 
 class Talk:
     """A claim that asks one engine turn after turn, and its records."""
 
-    def __init__(self, engine: VllmTokens, folder: Path) -> None:
+    def __init__(self, engine: VllmTokens, folder: Path, sampling: Sampling = SAMPLING) -> None:
         self.engine = engine
+        self.sampling = sampling
         self.blobs = FolderBlobs(folder)
         self.metrics = ProxyMetrics()
         self.store = ReplayStore(self.blobs, self.metrics)
@@ -63,7 +64,7 @@ class Talk:
 
     async def say(self, words: str) -> Answer:
         self.messages.append(Message("user", words))
-        request, transcript = self.claim.restore(ChatRequest(self.messages, sampling=SAMPLING), "default")
+        request, transcript = self.claim.restore(ChatRequest(self.messages, sampling=self.sampling), "default")
         spec = CallSpec(f"c{len(self.records)}", self.claim, "openai_chat", "default", request, transcript, 0.0)
         answer = await self.store.stored(spec.call_id, await self.engine.complete(request, "t.0"))
         record = answered_record(spec, answer)
