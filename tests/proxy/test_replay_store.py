@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from proxy import replay_store
 from proxy.chat import Answer, Message, ReplayValue, Usage
@@ -14,7 +15,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.replay_store import ReplayStore
 from tests.waiting import eventually
 from topics.environment.blobs import BlobRef, FolderBlobs
-from topics.types.replay import ReplayError
+from topics.types.replay import ReplayError, ReplayField
 from topics.types.tokens import pack_ids
 
 
@@ -30,11 +31,11 @@ class HungBlobs(FolderBlobs):
         super().write(blob, chunks)
 
 
-def answer(*values: ReplayValue, **lost: str) -> Answer:
-    return Answer(
-        Message("assistant", "one"), "stop", Usage(3, 1), pack_ids([1, 2, 3]), pack_ids([4]), b"\0" * 4, "m",
-        replay=values, uncaptured=lost,
-    )  # fmt: skip
+ANSWER = Answer(Message("assistant", "one"), "stop", Usage(3, 1), pack_ids([1, 2, 3]), pack_ids([4]), b"\0" * 4, "m")
+
+
+def answer(*values: ReplayValue, lost: dict[ReplayField, str] | None = None) -> Answer:
+    return replace(ANSWER, replay=values, uncaptured=lost or {})
 
 
 def value(data: bytes) -> ReplayValue:
@@ -43,7 +44,9 @@ def value(data: bytes) -> ReplayValue:
 
 async def test_a_reference_is_of_what_is_in_the_store(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path)
-    stored = await ReplayStore(blobs, ProxyMetrics()).stored("c", answer(value(b"x"), sampling_mask="missing"))
+    stored = await ReplayStore(blobs, ProxyMetrics()).stored(
+        "c", answer(value(b"x"), lost={"sampling_mask": "missing"})
+    )
     assert blobs.get(stored.stored["routed_experts"]) == b"x"
     assert (stored.uncaptured, stored.replay) == ({"sampling_mask": "missing"}, ())
 

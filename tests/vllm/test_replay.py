@@ -45,7 +45,7 @@ SMALL = ("--max-model-len", CONTEXT, "--max-num-seqs", "4", "--max-num-batched-t
 def moe_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the random model with both flags."""
     model, site = tmp_path_factory.mktemp("moe"), tmp_path_factory.mktemp("site")
-    command = [PYTHON, "-m", "tests.vllm.moe", model, model_dir]
+    command: list[str | Path] = [PYTHON, "-m", "tests.vllm.moe", model, model_dir]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=MAKE_S)
     flags = [*FLAGS, *RETURNING, *SMALL]
     with serving(model, log=model / "server.log", flags=flags, settings=interpreted.settings(site)) as server:

@@ -62,7 +62,7 @@ def generated(**beside: object) -> dict[str, CannedAnswer]:
 
 async def test_what_is_to_be_captured_and_is_not_returned_is_named_with_its_flag() -> None:
     found = await asked(generated(sampling_mask=[[4]]))
-    assert found.returns == {"sampling_mask"}
+    assert found.returns == frozenset({"sampling_mask"})
     fatal, *others = missing_features(found, "tokens", {"routed_experts", "sampling_mask"})
     assert fatal.is_fatal
     assert str(fatal) == (
