@@ -210,7 +210,7 @@ class ReplayValue(msgspec.Struct, frozen=True):
     size: int
     """Bytes in memory."""
     encode: Callable[[], bytes]
-    """Returns the blob's bytes. It blocks, about 2 ms for each MB, and may be called in any thread. Raises ReplayError."""
+    """Returns the blob's bytes. It takes milliseconds for each MB, and may be called in any thread. Raises ReplayError."""
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -58,12 +58,15 @@ class VllmReplay:
 
     def require_masks(self, params: Mapping[str, Any]) -> None:
         """Raises EngineError for sampling parameters that a server which returns masks answers with an error that doesn't say why."""
-        if "sampling_mask" in self._capture and (params.get("top_k", 0) < 1 or params.get("temperature", 1.0) <= 0):
+        if "sampling_mask" not in self._capture:
+            return
+        top_k, temperature = params.get("top_k") or 0, params.get("temperature", 1.0)
+        if top_k < 1 or temperature == 0:
             raise EngineError(
                 "refused",
                 "vLLM returns sampling masks only with top_k > 0 and temperature > 0, and this call has "
-                f"top_k {params.get('top_k', 0)} and temperature {params.get('temperature', 1.0)}: set them in the task "
-                "(sampling), or leave \"sampling_mask\" out of the engine's `capture` and vLLM's --return-sampling-mask",
+                f"top_k {top_k} and temperature {temperature}: set them in the task (sampling), or leave sampling_mask out of "
+                "the engine's `capture` and start vLLM without --return-sampling-mask",
                 status=400,
             )
 
@@ -87,7 +90,7 @@ class VllmReplay:
                 lost[field] = "missing"
                 continue
             if field == "routed_experts":
-                self._row_bytes = len(wire) / max(rows, 1)
+                self._row_bytes = len(wire) / rows if rows else self._row_bytes
                 convert = partial(_experts, wire, first, rows)
             else:
                 convert = partial(_mask, wire, sampled)
