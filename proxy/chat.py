@@ -12,8 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from topics.types.completion import PolicySpan, Sampling
-from topics.types.replay import ReplayField
+from topics.types.completion import PolicySpan, ReplayField, Sampling
 from topics.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 import typer
 
 from polar.cli import process
-from polar.cli.options import Data, EngineKeyFile, EngineMode, Model
+from polar.cli.options import Data, EngineCapture, EngineKeyFile, EngineMode, Model, checked_capture
 from polar.cli.output import note
 from topics.environment import redaction, settings
 from topics.log import logins
+from topics.types.completion import ReplayField
 from topics.types.errors import InputError, NotReadyError
 
 PORT = 8400
@@ -37,6 +38,7 @@ def proxy(
     model: Model = None,
     mode: EngineMode = "chat",
     engine_key_file: EngineKeyFile = None,
+    capture: EngineCapture = None,
     host: Annotated[str, typer.Option(help="Address for harnesses.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
     control_host: Annotated[str, typer.Option(help="Address for health checks and metrics.")] = "127.0.0.1",
@@ -77,7 +79,9 @@ def proxy(
     require_address(host, advertised)
     # Only one of several processes announces what it found.
     announce = note if peer_port is None else lambda _: None
-    found = _settings(data, engine_urls or [], model, mode, engine_key_file, announce=announce)
+    found = _settings(
+        data, engine_urls or [], model, mode, engine_key_file, checked_capture(capture), announce=announce
+    )
     redaction.cover(found)
     calls, controls = (
         Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
@@ -133,6 +137,7 @@ def _settings(
     model: str | None,
     mode: str,
     key_file: Path | None,
+    capture: frozenset[ReplayField],
     *,
     announce: Callable[[str], None],
 ) -> settings.Settings:
@@ -148,11 +153,17 @@ def _settings(
         raise InputError(
             "--engine-key-file", str(key_file), "needs --engine; in polar.toml set the engine's `api_key_file`"
         )
+    if capture and not engine_urls:
+        raise InputError(
+            "--capture", ", ".join(sorted(capture)), "needs --engine; in polar.toml set the engine's `capture`"
+        )
     found = logins.of_roles(settings.load(data), ["proxy"])
     if engine_urls:
         key = None if key_file is None else ApiKey(key_file, field="--engine-key-file")
         served = probe.model_of(engine_urls, model, api_key=key)
-        engine = settings.EngineSettings(urls=tuple(engine_urls), model=served, mode=mode, api_key_file=key_file)
+        engine = settings.EngineSettings(
+            urls=tuple(engine_urls), model=served, mode=mode, api_key_file=key_file, capture=capture
+        )
         named: Mapping[str, settings.EngineSettings] = {FLAGGED: engine}
     else:
         named = probe.with_models(found.engines)

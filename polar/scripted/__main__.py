@@ -22,7 +22,7 @@ from polar.scripted.drift import Drift
 from polar.scripted.engine import DEFAULT_CONTEXT, DEFAULT_MODEL, Engine
 from polar.scripted.faults import Fault
 from polar.scripted.record import Record
-from topics.types.replay import ReplayField
+from topics.types.completion import ReplayField
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

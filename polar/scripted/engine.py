@@ -25,7 +25,7 @@ from polar.scripted.template import ChatTemplate, conversation
 from polar.scripted.token_routes import DerenderRequest, GenerateRequest, derendered, rendered
 from polar.scripted.tokenizer import Tokenizer
 from polar.scripted.weights import NamedSpan, Weights
-from topics.types.replay import ReplayField
+from topics.types.completion import ReplayField
 
 DEFAULT_MODEL: Final = "polar-scripted"
 DEFAULT_CONTEXT: Final = 131_072

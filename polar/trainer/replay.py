@@ -19,16 +19,9 @@ from polar.trainer.groups import Group
 from topics.environment import blob_store
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
+from topics.types.completion import ReplayField
 from topics.types.errors import InputError
-from topics.types.replay import (
-    ReplayError,
-    ReplayField,
-    RoutedExperts,
-    SamplingMask,
-    decode_experts,
-    decode_mask,
-    mask_of,
-)
+from topics.types.replay import ReplayError, RoutedExperts, SamplingMask, decode_experts, decode_mask, mask_of
 from topics.types.tokens import count
 from topics.types.trajectory import Call, Trajectory, path
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from proxy.chat import ReplayValue
 from proxy.errors import EngineError
-from topics.types.replay import ReplayError, ReplayField, RoutedExperts, encode, mask_of
+from topics.types.completion import ReplayField
+from topics.types.replay import ReplayError, RoutedExperts, encode, mask_of
 from topics.types.tokens import Ids
 
 CALL_BYTES = 64 * 1024 * 1024

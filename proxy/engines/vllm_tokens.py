@@ -28,7 +28,7 @@ from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
 from proxy.engines.vllm_replay import FirstRow, VllmReplay
 from proxy.errors import EngineError
-from topics.types.replay import ReplayField
+from topics.types.completion import ReplayField
 from topics.types.tokens import Ids, common_prefix, count, unpack_ids
 
 RENDER = "/v1/chat/completions/render"

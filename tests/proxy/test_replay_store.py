@@ -15,7 +15,8 @@ from proxy.metrics import ProxyMetrics
 from proxy.replay_store import ReplayStore
 from tests.waiting import eventually
 from topics.environment.blobs import BlobRef, FolderBlobs
-from topics.types.replay import ReplayError, ReplayField
+from topics.types.completion import ReplayField
+from topics.types.replay import ReplayError
 from topics.types.tokens import pack_ids
 
 

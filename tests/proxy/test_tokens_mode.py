@@ -30,8 +30,8 @@ from tests.waiting import eventually
 from topics.completions import Build
 from topics.environment import blob_store
 from topics.environment.settings import EngineSettings
-from topics.types.completion import Completion
-from topics.types.replay import ReplayField, decode_experts
+from topics.types.completion import Completion, ReplayField
+from topics.types.replay import decode_experts
 from topics.types.session import Status as SessionStatus
 from topics.types.tokens import unpack_ids
 

@@ -23,8 +23,8 @@ from pydantic_settings import (
 from topics.environment.s3 import S3Address
 from topics.environment.secret_destinations import DESTINATIONS, require_own_sources
 from topics.types import field_errors
+from topics.types.completion import ReplayField
 from topics.types.errors import InputError, NotReadyError
-from topics.types.replay import ReplayField
 
 ENV_FILE = "polar.env"
 TOML = "polar.toml"

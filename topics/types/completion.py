@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
+ReplayField = Literal["routed_experts", "sampling_mask"]
+"""Fields of a Completion that name a blob for trainers to replay (`topics/types/replay.py`)."""
 JUDGE = "judge"
 """Kind of the calls that an evaluator makes, by their key (`topics/environment/judge_keys.py`)."""
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from topics.types.completion import ReplayField
 from topics.types.tokens import IDS, Ids
 
-ReplayField = Literal["routed_experts", "sampling_mask"]
-"""Field of a Completion that names such a blob."""
 _FORM = b"polar replay 1\n"
 _EXPERTS = ("uint8", "uint16", "int32")
 """Dtypes of experts, as vLLM chooses them by the number of experts."""

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from polar.trainer.exporters.segments import Segment
 from polar.trainer.replay import UNROUTED, Experts, Replay
+from topics.types.completion import ReplayField
 from topics.types.errors import InputError
-from topics.types.replay import ReplayField, SamplingMask
+from topics.types.replay import SamplingMask
 from topics.types.trajectory import Trajectory
 
 

@@ -36,9 +36,9 @@ from tests.proxy.engines.test_vllm_tokens import RENDERED, Server, generated
 from topics.environment.blobs import FolderBlobs
 from topics.environment.keys import KeyClaims
 from topics.environment.settings import EngineSettings
-from topics.types.completion import Completion, Sampling
+from topics.types.completion import Completion, ReplayField, Sampling
 from topics.types.errors import InputError
-from topics.types.replay import ReplayField, decode_experts, decode_mask
+from topics.types.replay import decode_experts, decode_mask
 from topics.types.tokens import unpack_ids
 
 BOTH: frozenset[ReplayField] = frozenset({"routed_experts", "sampling_mask"})
