@@ -1,10 +1,10 @@
-"""SkyRL's `GeneratorOutput`, step-wise (`skyrl/train/generators/base.py`, NovaSky-AI/SkyRL at a9564572e, August 2026).
+"""SkyRL's `GeneratorOutput`, step-wise (`skyrl/train/generators/base.py`, skyrl 0.3.0, and NovaSky-AI/SkyRL at a9564572e, August 2026).
 
 SkyRL requires (`validate_generator_output`): all lists have the same length; a row's `loss_masks`, `rollout_logprobs` and response have the
-same length; a trajectory's rows are adjacent, and `is_last_step` is True only on the last of them. The reward counts on that row alone, and
-the other rows get its advantage. `rollout_expert_indices` has an array of experts, not negative, for every row or for none, of all layers
-and of all tokens but the last, which SkyRL fills (`skyrl/train/dataset/preprocess.py`). Here a row is a trace, and the longest is last.
-Enable `generator.step_wise_trajectories`.
+same length; a trajectory's rows are adjacent, and `is_last_step` is True only on the last of them. The reward counts on that row
+alone, and the other rows get its advantage, so a session whose calls have different rewards is refused. Here a row is a trace, and the
+longest is last. Enable `generator.step_wise_trajectories`. `rollout_expert_indices` has an array of experts for every row or for none, of
+all layers and of all tokens but the last, whose row SkyRL fills (`skyrl/train/dataset/preprocess.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polar.trainer.exporters.replayed import routed_experts
-from polar.trainer.exporters.segments import rewarded
+from polar.trainer.exporters.segments import one_reward, rewarded
 from polar.trainer.groups import Group
 from polar.trainer.replay import Replay
 from topics.types.errors import InputError
@@ -36,15 +36,16 @@ class TrajectoryID:
 def generator_output(groups: Sequence[Group], *, replay: Replay | None = None) -> dict[str, Any]:
     """All rows in the order of the groups. Fields for which Polar has no data are None.
 
-    With `replay`, rows have the routed experts that were captured. Raises InputError as `replayed.py` says, and for sessions of which only
-    some have experts.
+    With `replay`, rows have the routed experts that were captured. Raises InputError for a session whose calls have different rewards, as
+    `replayed.py` says, and for sessions of which only some have experts.
     """
-    rows = [
-        (trajectory, segment, segment is parts[-1])
+    sessions = [
+        (trajectory, parts, one_reward(trajectory, parts, "use the advantages of polar.trainer.grpo"))
         for group in groups
         for trajectory, parts in rewarded(group)
-        for segment in parts
     ]
+    rewards = {trajectory.session_id: reward for trajectory, _, reward in sessions}
+    rows = [(trajectory, segment, segment is parts[-1]) for trajectory, parts, _ in sessions for segment in parts]
     experts = [routed_experts(replay, trajectory, segment) for trajectory, segment, _ in rows]
     without = [trajectory.session_id for (trajectory, *_), found in zip(rows, experts, strict=True) if found is None]
     if without and len(without) < len(rows):
@@ -55,7 +56,7 @@ def generator_output(groups: Sequence[Group], *, replay: Replay | None = None) -
     return {
         "prompt_token_ids": [segment.prompt_ids for _, segment, _ in rows],
         "response_ids": [segment.response_ids for _, segment, _ in rows],
-        "rewards": [segment.reward if is_last else 0.0 for _, segment, is_last in rows],
+        "rewards": [rewards[trajectory.session_id] if is_last else 0.0 for trajectory, _, is_last in rows],
         "loss_masks": [segment.response_mask for _, segment, _ in rows],
         "stop_reasons": [segment.expanded.trace.finish_reason or "stop" for _, segment, _ in rows],
         "rollout_metrics": None,

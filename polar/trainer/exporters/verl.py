@@ -1,11 +1,11 @@
-"""verl's `AgentLoopOutput` and the `DataProto` that its workers make of them (`verl/experimental/agent_loop/agent_loop.py`,
-verl-project/verl at 1dda039b9, August 2026).
+"""verl's `AgentLoopOutput` and the `DataProto` that its workers make of them (`verl/experimental/agent_loop/agent_loop.py`, verl 0.9.1).
 
 verl requires: prompts are padded on the left, responses on the right; `response_mask` is 1 on the model's tokens alone; the reward is on
 the last token of the response; `uid` names the group. If a rollout has several outputs, verl copies the reward and `reward_extra_info` of
-the last one to the others, and only the last one enters the group's baseline (`trainer/ppo/v1/utils.py`). `routed_experts` is of all layers
-and of all tokens of prompt and response but the last, whose row stays zero (`align_r3_router_replay_data` in
-`utils/megatron/router_replay_utils.py`). Here the longest trace is last.
+the last one to the others (`trainer/ppo/v1/agent_loop_tq.py`), and only the last one enters the group's baseline
+(`trainer/ppo/v1/utils.py`). Here the longest trace is last, and calls with different rewards are for `data_proto` alone, which has an
+advantage per token. `routed_experts` is of all layers and of all tokens of prompt and response but the last, whose row stays zero
+(`align_r3_router_replay_data` of `verl/utils/megatron/router_replay_utils.py`, verl-project/verl at 1dda039b9).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.trainer.exporters.replayed import routed_experts
-from polar.trainer.exporters.segments import Segment, rewarded, segments
+from polar.trainer.exporters.segments import Segment, one_reward, rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.replay import Experts, Replay
 from polar.trainer.rows import grpo
@@ -41,14 +41,16 @@ def agent_loop_outputs(
 ) -> list[dict[str, Any]]:
     """The arguments of one `AgentLoopOutput` per trace. Empty for a session without a reward: the agent loop then returns None.
 
-    `unknown_version`: the global step to use for an unknown policy version; without it, an unknown version raises InputError.
-    With `replay`, outputs have the routed experts that were captured; raises InputError as `replayed.py` says.
+    `unknown_version`: the global step to use for an unknown policy version; without it, an unknown version raises InputError. So do calls
+    with different rewards. With `replay`, outputs have the routed experts that were captured; raises InputError as `replayed.py` says.
     """
-    if trajectory.reward is None:
+    parts = segments(trajectory)
+    if trajectory.reward is None or not parts:
         return []
+    reward = one_reward(trajectory, parts, "use data_proto, which has an advantage per token")
     return [
-        _output(trajectory, segment, unknown_version) | _replayed(routed_experts(replay, trajectory, segment))
-        for segment in segments(trajectory)
+        _output(trajectory, segment, reward, unknown_version) | _replayed(routed_experts(replay, trajectory, segment))
+        for segment in parts
     ]
 
 
@@ -62,10 +64,10 @@ def data_proto(
     unknown_version: int | None = None,
     replay: Replay | None = None,
 ) -> DataProto:
-    """A batch of all rows with `advantages` and `returns` per rollout, which replace verl's own computation.
+    """A batch of all rows with `advantages` and `returns`, which replace verl's own computation: per rollout, or per call with a reward.
 
-    Raises InputError for a prompt or response over its length, if no row is left, and as `agent_loop_outputs`; with `replay` also for
-    sessions of which only some have routed experts.
+    Raises InputError for a prompt or response over its length, if no row is left, and for an unknown version as `agent_loop_outputs`;
+    with `replay` as `replayed.py` says, and for sessions of which only some have routed experts.
     """
     rows = [
         (trajectory, segment)
@@ -180,7 +182,7 @@ def _names(rows: Sequence[tuple[Trajectory, Segment]], unknown_version: int | No
     return {"__num_turns__": turns, **{name: np.array(column, dtype=object) for name, column in columns.items()}}
 
 
-def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | None) -> dict[str, Any]:
+def _output(trajectory: Trajectory, segment: Segment, reward: float, unknown_version: int | None) -> dict[str, Any]:
     names = {"session_id": trajectory.session_id, "trace": segment.index}
     generating_s = sum(call.completed_at - call.received_at for call in segment.calls) / 1000
     return {
@@ -188,7 +190,7 @@ def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | Non
         "response_ids": segment.response_ids,
         "response_mask": segment.response_mask,
         "response_logprobs": segment.response_logprobs,
-        "reward_score": segment.reward,
+        "reward_score": reward,
         "num_turns": _turns(segment),
         "metrics": {"generate_sequences": generating_s, "tool_calls": 0.0, "num_preempted": -1},
         # verl reads it from the last output of a rollout that has a reward.

@@ -111,7 +111,7 @@ def test_verl_gets_the_rows_from_the_first_prompt_token_on(routed: Group, replay
 
 def test_prime_rl_gets_a_row_for_each_token(routed: Group, replay: Replay) -> None:
     """`routed_experts.shape[0] == len(input_ids)`, and as many bytes (trainer/batch.py)."""
-    for sample in prime_rl.training_samples(routed, env_name="e", replay=replay):
+    for sample in prime_rl.training_samples(routed, env_name="e", unknown_temperature=1.0, replay=replay):
         found = msgspec.msgpack.decode(msgspec.msgpack.encode(sample))[7]
         data, shape, dtype = found
         assert shape == [len(sample.token_ids), LAYERS, TOP_K]
@@ -132,7 +132,7 @@ def test_skyrl_gets_arrays_of_what_was_executed(routed: Group, replay: Replay) -
 
 def test_nemo_gets_each_item_s_rows_in_one_string(routed: Group, replay: Replay) -> None:
     """At least `len(prompt) + len(generation)` rows; the next item's prompt has the last one (environments/nemo_gym.py)."""
-    for result in nemo.results(routed, task_index=0, replay=replay):
+    for result in nemo.results(routed, task_index=0, branches="longest", replay=replay):
         for item in result["response"]["output"]:
             magic, dtype, shape, data = item["routed_experts"].split(":")
             tokens = item["prompt_token_ids"] + item["generation_token_ids"]
@@ -155,9 +155,11 @@ def test_nemo_s_message_log_has_the_rows_of_its_tokens(routed: Group, replay: Re
 EXPORTS: dict[str, Any] = {
     "slime": lambda group, replay: slime.samples(group, group_index=0, first_index=0, replay=replay),
     "verl": lambda group, replay: verl.agent_loop_outputs(group.trajectories[0], replay=replay),
-    "prime_rl": lambda group, replay: prime_rl.training_samples(group, env_name="e", replay=replay),
+    "prime_rl": lambda group, replay: prime_rl.training_samples(
+        group, env_name="e", unknown_temperature=1.0, replay=replay
+    ),
     "skyrl": lambda group, replay: skyrl.generator_output([group], replay=replay),
-    "nemo": lambda group, replay: nemo.results(group, task_index=0, replay=replay),
+    "nemo": lambda group, replay: nemo.results(group, task_index=0, branches="longest", replay=replay),
 }
 
 
