@@ -4,7 +4,8 @@ SkyRL requires (`validate_generator_output`): all lists have the same length; a 
 same length; a trajectory's rows are adjacent, and `is_last_step` is True only on the last of them. The reward counts on that row
 alone, and the other rows get its advantage, so a session whose calls have different rewards is refused. Here a row is a trace, and the
 longest is last. Enable `generator.step_wise_trajectories`. `rollout_expert_indices` has an array of experts for every row or for none, of
-all layers and of all tokens but the last, whose row SkyRL fills (`skyrl/train/dataset/preprocess.py`).
+all layers and of all tokens but the last, whose row SkyRL fills (`skyrl/train/dataset/preprocess.py`, at the commit; skyrl 0.3.0 takes
+nested lists there: call `tolist()` on each).
 """
 
 from __future__ import annotations

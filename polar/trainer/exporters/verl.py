@@ -5,7 +5,7 @@ the last token of the response; `uid` names the group. If a rollout has several 
 the last one to the others (`trainer/ppo/v1/agent_loop_tq.py`), and only the last one enters the group's baseline
 (`trainer/ppo/v1/utils.py`). Here the longest trace is last, and calls with different rewards are for `data_proto` alone, which has an
 advantage per token. `routed_experts` is of all layers and of all tokens of prompt and response but the last, whose row stays zero
-(`align_r3_router_replay_data` of `verl/utils/megatron/router_replay_utils.py`, verl-project/verl at 1dda039b9).
+(`align_r3_router_replay_data` of `verl/utils/megatron/router_replay_utils.py`).
 """
 
 from __future__ import annotations
