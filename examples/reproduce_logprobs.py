@@ -67,7 +67,9 @@ def _normal(logits: Floats) -> Floats:
 
 def distributions(url: str, model: str, token_ids: Sequence[int]) -> Floats:
     """float64 [tokens, vocabulary]: the model's own logprobs of every token at each place; NaN at the first."""
-    fields = {"model": model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 1, "prompt_logprobs": -1}
+    # Without top_k, which prompts don't depend on, a server that returns sampling masks fails.
+    sampling = {"max_tokens": 1, "temperature": 1, "top_k": 1}
+    fields = {"model": model, "prompt": list(token_ids), "prompt_logprobs": -1} | sampling
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(fields).encode(), headers)  # noqa: S310 - the user's own
     with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310

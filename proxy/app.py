@@ -33,6 +33,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Ownership
 from proxy.peers.routing import Router
+from proxy.replay_store import ReplayStore
 from proxy.request_limits import PARSED_BYTES
 from proxy.routes import ModelApi
 from proxy.session.claim_cache import ClaimCache
@@ -112,7 +113,9 @@ class Proxy:
         )
         self._ownership.on_change(lambda: self._claims.release(self._ownership.is_mine))
         routes = Router(self._ownership, self._claims, self._metrics)
-        pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics)
+        captures = any(engine.capture for engine in settings.engines.values())
+        self._replay = ReplayStore(blob_store.of(settings), self._metrics) if captures else None
+        pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics, self._replay)
         self._model_api = ModelApi(
             dialects,
             Authenticator(keyring, settings.namespace),
@@ -194,6 +197,8 @@ class Proxy:
         await asyncio.gather(self._capture.settle(SETTLE_S), self._openings.settle(SETTLE_S))
         await asyncio.gather(*(follower.stop() for follower in self._followers), self._producer.stop(STOP_S))
         await asyncio.gather(self._forwarder.stop(), self._engines.stop())
+        if self._replay is not None:
+            self._replay.stop()
         self._heart.stop()  # last: it blocks the loop until its last heartbeat is out
         log.info("proxy stopped", action="proxy_stopped", worker_id=self._worker_id)
 

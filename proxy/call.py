@@ -20,6 +20,7 @@ from proxy.fleet import HELD_S, Fleet, FleetPausedError
 from proxy.metrics import ProxyMetrics
 from proxy.policy import VersionAttribution
 from proxy.prompt_doubts import PromptDoubts
+from proxy.replay_store import ReplayStore
 from proxy.session.endings import RETRY_AFTER_S, Ending
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
 from topics.types.completion import CallError, CallOutcome
@@ -50,13 +51,21 @@ class Pipeline:
     """The steps of every call."""
 
     def __init__(
-        self, engines: Engines, producer: LogProducer, capture: Capture, fleet: Fleet, metrics: ProxyMetrics
+        self,
+        engines: Engines,
+        producer: LogProducer,
+        capture: Capture,
+        fleet: Fleet,
+        metrics: ProxyMetrics,
+        replay: ReplayStore | None = None,
     ) -> None:
+        """`replay`: None if no engine captures anything."""
         self.engines = engines
         self._producer = producer
         self._capture = capture
         self._fleet = fleet
         self._metrics = metrics
+        self._replay = replay
         self._versions = VersionAttribution(metrics)
         self._prompts = PromptDoubts(metrics)
 
@@ -119,7 +128,8 @@ class Pipeline:
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
             self._prompts.take(engine.name, answer)
-            return self._versions.attribute(engine.name, answer, under_way.version)
+            answer = self._versions.attribute(engine.name, answer, under_way.version)
+            return answer if self._replay is None else await self._replay.stored(call.spec.call_id, answer)
 
     async def _wait_for_fleet(self, call: CallTask, until: float) -> bool:
         """Returns when the fleet runs: whether it was paused."""

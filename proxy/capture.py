@@ -182,6 +182,8 @@ def answered_record(spec: CallSpec, answer: Answer, media: Sequence[Medium] = ()
         realigned=answer.realigned,
         unsaid_calls=answer.unsaid_calls,
         prompt_doubt=answer.prompt_doubt,
+        uncaptured=answer.uncaptured,
+        **answer.stored,
     )
 
 

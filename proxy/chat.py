@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from topics.types.completion import UNKNOWN, PolicySpan, Sampling
+from topics.types.completion import UNKNOWN, PolicySpan, ReplayField, Sampling
 from topics.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -148,6 +148,8 @@ class RepeatedAnswer(msgspec.Struct, frozen=True, eq=False):
     """Its call's prompt and sampled tokens."""
     is_ended: bool
     """The last token ends turns: neither a limit nor a stop string ended the answer."""
+    routed_by: str | None = None
+    """Its call's id if its routed experts are on the log."""
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -252,6 +254,16 @@ class Usage(msgspec.Struct, frozen=True):
     """Sampled reasoning tokens; None if the engine doesn't report them."""
 
 
+class ReplayValue(msgspec.Struct, frozen=True):
+    """What an engine sent beside an answer, for a trainer to replay; it is converted only when it is stored."""
+
+    field: ReplayField
+    size: int
+    """Bytes in memory."""
+    encode: Callable[[], bytes]
+    """Returns the blob's bytes. It takes milliseconds for each MB, and may be called in any thread. Raises ReplayError."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     """An engine's answer: the message for the harness, the tokens for the log."""
 
@@ -286,3 +298,9 @@ class Answer(msgspec.Struct, frozen=True):
     """Index of the first placeholder of each image and sound, in the request's order; None: the engine doesn't report them."""
     prompt_doubt: PromptDoubt | None = None
     """Why the engine may have read another prompt than `prompt_ids`."""
+    replay: tuple[ReplayValue, ...] = ()
+    """What waits to be stored."""
+    stored: dict[ReplayField, str] = {}
+    """Blob references of what was stored."""
+    uncaptured: dict[ReplayField, str] = {}
+    """As in `Completion`."""

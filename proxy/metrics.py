@@ -37,6 +37,8 @@ class ProxyMetrics:
         self.doubted = counter("polar_proxy_policy_doubts", doubted, ["reason"])
         misread = "Answers whose engine read another prompt than is recorded"
         self.misread = counter("polar_proxy_prompt_doubts", misread, ["engine", "reason"])
+        uncaptured = "Values to replay that calls were recorded without"
+        self.uncaptured = counter("polar_proxy_uncaptured", uncaptured, ["field", "reason"])
         self.unrecorded = counter("polar_proxy_unrecorded", "Records that didn't reach the log", ["record"])
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:

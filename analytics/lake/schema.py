@@ -86,6 +86,7 @@ FACTS = (
     Column("media", TEXT, "JSON array: the prompt's images and sounds; null: none, and in older files"),
     Column("routed_experts", TEXT, "blob reference: the experts chosen for each token; null: not captured"),
     Column("sampling_mask", TEXT, "blob reference: the tokens that truncation left; null: not captured"),
+    Column("uncaptured", TEXTS, "reason by `routed_experts` or `sampling_mask`; null in older files"),
 )
 """Of a call: what a trainer must know of it."""
 

@@ -152,6 +152,7 @@ def call_of(call: Completion, parent: str | None, branch: str | None, reward: fl
         media=call.media,
         routed_experts=call.routed_experts,
         sampling_mask=call.sampling_mask,
+        uncaptured=call.uncaptured,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from topics.environment.settings import EngineSettings, Settings
+from topics.types.completion import ReplayField
 from topics.types.errors import InputError
 
 FLAGGED = "default"
@@ -13,7 +14,12 @@ FLAGGED = "default"
 
 
 def chosen(
-    found: Settings, urls: Sequence[str], model: str | None, mode: str, key_file: Path | None
+    found: Settings,
+    urls: Sequence[str],
+    model: str | None,
+    mode: str,
+    key_file: Path | None,
+    capture: frozenset[ReplayField] = frozenset(),
 ) -> Mapping[str, EngineSettings]:
     """The engines by name, each with its model. Raises InputError and NotReadyError as `probe.model_of` and `probe.with_models` do."""
     from proxy.engines import probe
@@ -27,8 +33,12 @@ def chosen(
         raise InputError(
             "--engine-key-file", str(key_file), "needs --engine; in polar.toml set the engine's `api_key_file`"
         )
+    if capture and not urls:
+        raise InputError(
+            "--capture", ", ".join(sorted(capture)), "needs --engine; in polar.toml set the engine's `capture`"
+        )
     if not urls:
         return probe.with_models(found.engines)
     key = None if key_file is None else ApiKey(key_file, field="--engine-key-file")
     served = probe.model_of(urls, model, api_key=key)
-    return {FLAGGED: EngineSettings(urls=tuple(urls), model=served, mode=mode, api_key_file=key_file)}
+    return {FLAGGED: EngineSettings(urls=tuple(urls), model=served, mode=mode, api_key_file=key_file, capture=capture)}

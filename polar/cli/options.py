@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from topics.environment.settings import Settings
 from topics.types import ids
+from topics.types.completion import ReplayField
 from topics.types.errors import InputError
 
 Data = Annotated[
@@ -37,6 +38,23 @@ EngineMode = Annotated[
         help="chat: send messages. tokens: send token ids and continue from the sampled ones. Or the name of an engine plug-in.",
     ),
 ]
+EngineCapture = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--capture",
+        metavar="VALUE",
+        help="Also store this of each call: routed_experts or sampling_mask, in mode tokens of vLLM. Repeatable.",
+    ),
+]
+
+
+def checked_capture(names: list[str] | None) -> frozenset[ReplayField]:
+    """The values of `--capture`. Raises InputError."""
+    known: tuple[ReplayField, ...] = get_args(ReplayField)
+    for name in names or ():
+        if name not in known:
+            raise InputError("--capture", name, f"expected {' or '.join(known)}")
+    return frozenset(field for field in known if field in (names or ()))
 
 
 TrustTasks = Annotated[

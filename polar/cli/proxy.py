@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 import typer
 
 from polar.cli import engine_settings, process
-from polar.cli.options import Data, EngineKeyFile, EngineMode, Model
+from polar.cli.options import Data, EngineCapture, EngineKeyFile, EngineMode, Model, checked_capture
 from polar.cli.output import note
 from topics.environment import redaction, settings
 from topics.log import logins
+from topics.types.completion import ReplayField
 from topics.types.errors import InputError, NotReadyError
 
 PORT = 8400
@@ -35,6 +36,7 @@ def proxy(
     model: Model = None,
     mode: EngineMode = "chat",
     engine_key_file: EngineKeyFile = None,
+    capture: EngineCapture = None,
     host: Annotated[str, typer.Option(help="Address for harnesses.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
     control_host: Annotated[str, typer.Option(help="Address for health checks and metrics.")] = "127.0.0.1",
@@ -75,7 +77,9 @@ def proxy(
     require_address(host, advertised)
     # Only one of several processes announces what it found.
     announce = note if peer_port is None else lambda _: None
-    found = _settings(data, engine_urls or [], model, mode, engine_key_file, announce=announce)
+    found = _settings(
+        data, engine_urls or [], model, mode, engine_key_file, checked_capture(capture), announce=announce
+    )
     redaction.cover(found)
     calls, controls = (
         Binding(*at, shared=peer_port is not None) for at in ((host, port), (control_host, control_port))
@@ -131,6 +135,7 @@ def _settings(
     model: str | None,
     mode: str,
     key_file: Path | None,
+    capture: frozenset[ReplayField],
     *,
     announce: Callable[[str], None],
 ) -> settings.Settings:
@@ -138,7 +143,7 @@ def _settings(
     from proxy.engines import probe
 
     found = logins.of_roles(settings.load(data), ["proxy"])
-    named = engine_settings.chosen(found, engine_urls, model, mode, key_file)
+    named = engine_settings.chosen(found, engine_urls, model, mode, key_file, capture)
     return found.model_copy(update={"engines": probe.with_detected(named, announce)})
 
 

@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polar.cli import process, progress
-from polar.cli.options import Data, EngineKeyFile, EngineMode, EngineUrl, Model, TrustTasks, trusting
+from polar.cli.options import (
+    Data,
+    EngineCapture,
+    EngineKeyFile,
+    EngineMode,
+    EngineUrl,
+    Model,
+    TrustTasks,
+    checked_capture,
+    trusting,
+)
 from polar.cli.output import note, say
 from topics.environment import settings
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
+from topics.types.completion import ReplayField
 from topics.types.errors import InputError, NotReadyError
 from topics.waiting.first_done import first_done
 
@@ -28,6 +39,7 @@ def up(
     model: Model = None,
     mode: EngineMode = "chat",
     engine_key_file: EngineKeyFile = None,
+    capture: EngineCapture = None,
     ready_file: Annotated[
         Path | None, typer.Option(metavar="F", help="Write the content of DIR/polar.env to F once everything answers.")
     ] = None,
@@ -48,9 +60,10 @@ def up(
     from polar.embedded.system import Options
     from proxy.engines import probe
     from proxy.engines.api_key import ApiKey
-    from proxy.engines.pool import plug_in_of
+    from proxy.engines.pool import plug_in_of, require_capture
 
-    plug_in_of(mode, "--mode")
+    captured = checked_capture(capture)
+    require_capture(plug_in_of(mode, "--mode"), mode, captured, "--capture")
     if engine_url is None and model is not None:
         raise InputError("--model", model, "needs --engine")
     if engine_url is None and engine_key_file is not None:
@@ -63,7 +76,7 @@ def up(
     if engine_url is not None:
         key = None if engine_key_file is None else ApiKey(engine_key_file.absolute(), field="--engine-key-file")
         upstream = probe.find_model(engine_url, model, api_key=key)
-        asyncio.run(_examine(upstream, mode))
+        asyncio.run(_examine(upstream, mode, captured))
     configured = settings.load(data)
     if configured.engines and upstream is None:
         raise InputError(
@@ -79,18 +92,18 @@ def up(
         (folder / ENV_FILE).unlink(missing_ok=True)
         found = trusting(settings.load(data), trust_tasks)
         found = trusting(found, not asyncio.run(_has_cells()))
-        options = Options(engine=upstream, mode=mode, scripts=scripts or [], port=port)
+        options = Options(engine=upstream, mode=mode, capture=captured, scripts=scripts or [], port=port)
         process.serve(lambda stop: _run(found, options, lock_file, ready_file, stop))
     finally:
         os.close(lock_file)
 
 
-async def _examine(upstream: ServedModel, mode: str) -> None:
+async def _examine(upstream: ServedModel, mode: str, capture: frozenset[ReplayField]) -> None:
     """Raise NotReadyError if the engine can't serve training."""
     from proxy.engines import probe
 
     # The routes that the mode needs come first: their error names the flag that enables them.
-    found = await probe.check_features(upstream, mode, note)
+    found = await probe.check_features(upstream, mode, note, capture)
     await probe.try_call(upstream, mode)
     if found is not None:
         note(f"the engine: {found.summary}")

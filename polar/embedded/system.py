@@ -28,6 +28,7 @@ from topics.environment import keys, private_files, webhook_signing
 from topics.environment.s3 import S3Address
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
 from topics.log import admin, logins, rights
+from topics.types.completion import ReplayField
 from topics.waiting.first_done import first_done
 
 START_S = 90.0
@@ -49,6 +50,8 @@ class Options:
     """None: the scripted engine."""
     mode: str = "chat"
     """The proxy's engine mode: `chat` or `tokens`."""
+    capture: frozenset[ReplayField] = frozenset()
+    """What the proxy stores of each call beside its tokens."""
     scripts: Sequence[Path] = ()
     """Script files of the scripted engine."""
     port: int = 0
@@ -175,13 +178,15 @@ class System:
         if self._options.engine is not None:
             return self._options.engine
         scripts = [argument for path in self._options.scripts for argument in ("--scripts", str(path.absolute()))]
-        arguments = ["polar.scripted", *scripts, "--record", str(self._data / "engine-record.jsonl")]
+        returns = [argument for value in sorted(self._options.capture) for argument in ("--return", value)]
+        arguments = ["polar.scripted", *scripts, *returns, "--record", str(self._data / "engine-record.jsonl")]
         answer = await self._launch_listening("engine", arguments, {"--port": 0})
         return await asyncio.to_thread(probe.find_model, answer["url"], None)
 
     async def _start_proxy(self, upstream: ServedModel) -> None:
         arguments = ["polar.cli", "proxy", "--engine", upstream.url, "--model", upstream.model]
         arguments += ["--mode", self._options.mode]
+        arguments += [argument for value in sorted(self._options.capture) for argument in ("--capture", value)]
         if upstream.api_key is not None:
             arguments += ["--engine-key-file", str(upstream.api_key.file)]
         answer = await self._launch_listening("proxy", arguments, {"--port": self._options.port, "--control-port": 0})

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import uvloop
@@ -21,6 +22,7 @@ from polar.scripted.drift import Drift
 from polar.scripted.engine import DEFAULT_CONTEXT, DEFAULT_MODEL, Engine
 from polar.scripted.faults import Fault
 from polar.scripted.record import Record
+from topics.types.completion import ReplayField
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_model_len=options.max_model_len,
             record=record,
             drifts=frozenset(options.drifts),
+            returns=frozenset(options.returns),
         )
     except (scripts.ScriptError, OSError, msgspec.DecodeError) as error:
         sys.stderr.write(f"polar scripted engine: {error}\n")
@@ -89,6 +92,14 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         dest="drifts",
         help="render earlier answers differently from how they were sampled; may be repeated",
+    )
+    parser.add_argument(
+        "--return",
+        choices=get_args(ReplayField),
+        action="append",
+        default=[],
+        dest="returns",
+        help="return this with the tokens of /inference/v1/generate; may be repeated",
     )
     parser.add_argument(
         "--fault",

@@ -88,8 +88,12 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 async def _generate(request: web.Request) -> web.StreamResponse:
     tokens_request, fields = decode_generate(await request.read())
-    work = request.app[ENGINE].begin_tokens(tokens_request, fields, request.headers.get("X-Session-ID"))
-    return await _answered(request, _Answer(request, work, lambda weights: generated(work.generation, weights)))
+    engine = request.app[ENGINE]
+    work = engine.begin_tokens(tokens_request, fields, request.headers.get("X-Session-ID"))
+    replayed = engine.replayed(tokens_request, work.generation)
+    return await _answered(
+        request, _Answer(request, work, lambda weights: generated(work.generation, weights, replayed))
+    )
 
 
 async def _render(request: web.Request) -> web.Response:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from uuid import uuid4
 
+from polar.scripted import replay
 from polar.scripted.answer import AnswerParser, stop_in, text_before
 from polar.scripted.cache import PrefixCache
 from polar.scripted.conversation import Turn
@@ -24,6 +25,7 @@ from polar.scripted.template import ChatTemplate, conversation
 from polar.scripted.token_routes import DerenderRequest, GenerateRequest, derendered, rendered
 from polar.scripted.tokenizer import Tokenizer
 from polar.scripted.weights import NamedSpan, Weights
+from topics.types.completion import ReplayField
 
 DEFAULT_MODEL: Final = "polar-scripted"
 DEFAULT_CONTEXT: Final = 131_072
@@ -58,9 +60,12 @@ class Engine:
         max_model_len: int = DEFAULT_CONTEXT,
         record: Record | None = None,
         drifts: frozenset[Drift] = frozenset(),
+        returns: frozenset[ReplayField] = frozenset(),
     ) -> None:
+        """`returns`: what to return beside tokens, as a vLLM with the flags for it."""
         self.model: Final = model
         self.max_model_len: Final = max_model_len
+        self.returns: Final = returns
         self.record: Final = record if record is not None else Record()
         self.faults: Final = Faults()
         self.weights: Final = Weights()
@@ -102,7 +107,10 @@ class Engine:
         return self._begin(request, fields, turns, prompt, demanded(request, fields))
 
     def begin_tokens(self, request: GenerateRequest, fields: dict[str, Any], session_id: str | None) -> Work:
-        """Like `begin`, for a prompt of token ids."""
+        """Like `begin`, for a prompt of token ids. Raises ApiError 500, as vLLM, for sampling that it returns no masks of."""
+        params = request.sampling_params
+        if "sampling_mask" in self.returns and ((params.top_k or 0) < 1 or params.temperature == 0):
+            raise ApiError(500, "")
         turns, tools = conversation(request.token_ids, self.tokenizer, self._parser)
         return self._begin(
             request.as_chat(tools, session_id), fields, turns, array("i", request.token_ids), request.demanded
@@ -114,6 +122,12 @@ class Engine:
         prompt = self._template.encode(turns, fields.get("tools") or ())
         limit = self._token_limit(request, prompt)
         return rendered(request, fields, prompt.tolist(), limit, demanded(request, fields))
+
+    def replayed(self, request: GenerateRequest, generation: Generation) -> dict[str, Any]:
+        """Fields of a choice for trainers that replay it."""
+        params, sizes = request.sampling_params, (request.sampling_params.top_k or 0, self.tokenizer.size)
+        ids = generation.prompt_token_ids, generation.token_ids
+        return replay.fields(self.returns, *ids, params.routed_experts_prompt_start, *sizes)
 
     def derender(self, request: DerenderRequest) -> dict[str, Any]:
         """The chat completion of sampled tokens. As in vLLM, special tokens that no parser removes are text."""

@@ -39,6 +39,9 @@ class SamplingParams(msgspec.Struct):
     stop: list[str] | None = None
     logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    routed_experts_prompt_start: int = 0
 
 
 class GenerateRequest(msgspec.Struct):
@@ -123,6 +126,7 @@ def rendered(
         "stop": request.stops,
         "logprobs": request.top_alternatives,
         "structured_outputs": None if demanded is None else {DEMANDED: msgspec.to_builtins(demanded)},
+        **{name: fields[name] for name in ("temperature", "top_k") if fields.get(name) is not None},
     }
     return {
         "request_id": f"chatcmpl-{uuid4().hex}",
@@ -139,8 +143,8 @@ def rendered(
     }
 
 
-def generated(generation: Generation, weights: Sequence[NamedSpan]) -> dict[str, Any]:
-    """The body of the answer to a generate request, with the `weights` that sampled it."""
+def generated(generation: Generation, weights: Sequence[NamedSpan], replayed: dict[str, Any]) -> dict[str, Any]:
+    """The body of the answer to a generate request, with the `weights` that sampled it; `replayed`: fields of the choice."""
     pairs = zip(generation.token_ids, generation.logprobs, strict=True)
     content = [{"token_id": token_id, "logprob": logprob, "rank": 1, "top_logprobs": []} for token_id, logprob in pairs]
     choice = {
@@ -150,6 +154,7 @@ def generated(generation: Generation, weights: Sequence[NamedSpan]) -> dict[str,
         "token_ids": generation.token_ids,
         "logprobs": None if generation.top_alternatives is None else {"content": content},
         "weight_versions": weights,
+        **replayed,
     }
     prompt, sampled = len(generation.prompt_token_ids), len(generation.token_ids)
     usage = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from polar.trainer.groups import Group, drop_zero_advantage
     from polar.trainer.media import MediaReader
     from polar.trainer.packing import Batch, pack
+    from polar.trainer.replay import Replay, drop_uncaptured
     from polar.trainer.rows import Row, grpo
     from polar.trainer.sampling_expectation import expect
     from polar.trainer.staleness import Staleness
 
 __all__ = [
-    "Batch", "Feed", "Group", "MediaReader", "Row", "Staleness", "TrajectoryConsumer", "drop_zero_advantage", "expect", "grpo", "pack",
+    "Batch", "Feed", "Group", "MediaReader", "Replay", "Row", "Staleness", "TrajectoryConsumer", "drop_uncaptured", "drop_zero_advantage",
+    "expect", "grpo", "pack",
 ]  # fmt: skip
 
 _NAMES = {
@@ -34,6 +36,7 @@ _NAMES = {
     "groups": "Group drop_zero_advantage",
     "media": "MediaReader",
     "packing": "Batch pack",
+    "replay": "Replay drop_uncaptured",
     "rows": "Row grpo",
     "sampling_expectation": "expect",
     "staleness": "Staleness",

@@ -85,13 +85,14 @@ class TrajectoryConsumer:
             raise InputError("start", start, "must be earliest or latest")
         if run is not None and re.fullmatch(ids.RUN, run) is None:
             raise InputError("run", run, f"must match {ids.RUN}")
-        self._settings = settings or load(None if data is None else Path(data))
-        output = trajectories.output_named(topic, self._settings.namespace)
+        self.settings = settings or load(None if data is None else Path(data))
+        """Those of the system that is read."""
+        output = trajectories.output_named(topic, self.settings.namespace)
         self._topic = trajectories.topic(output).name
         self._run = run
         self._start: Start = start
         self._timeout_s = timeout_s
-        self._reader = Reader(self._settings, output, outage_s=outage_s, allow_gap=allow_gap)
+        self._reader = Reader(self.settings, output, outage_s=outage_s, allow_gap=allow_gap)
         self._thread: LoopThread | None = None
         self._is_open = self._is_placed = False
         self._items: Items | None = None
@@ -133,7 +134,7 @@ class TrajectoryConsumer:
         if marks is None:
             raise RuntimeError("the first offsets are known once the consumer is open: call this inside `with`")
         return State(
-            self._settings.namespace, self._topic, self._items, dict(sorted(marks.items())), run=self._run
+            self.settings.namespace, self._topic, self._items, dict(sorted(marks.items())), run=self._run
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -143,7 +144,7 @@ class TrajectoryConsumer:
         iterating raises InputError for the other kind of items, and what `Reader.place` raises.
         """
         loaded = State.from_dict(state)
-        name, expected = f"{loaded.namespace}.{loaded.topic}", f"{self._settings.namespace}.{self._topic}"
+        name, expected = f"{loaded.namespace}.{loaded.topic}", f"{self.settings.namespace}.{self._topic}"
         if name != expected:
             raise InputError("state.topic", name, f"this consumer reads {expected}")
         if loaded.run not in (None, self._run):

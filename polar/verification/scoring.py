@@ -76,6 +76,7 @@ class Scorer:
             "prompt": ids.tolist(),
             "max_tokens": 1,
             "temperature": 1.0,
+            "top_k": 1,  # without it a server that returns sampling masks fails; prompts aren't truncated
             "prompt_logprobs": alternatives,
         }
         body = msgspec.json.encode(fields)

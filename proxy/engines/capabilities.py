@@ -7,7 +7,7 @@ feature is missing if its request is answered with an error. Token ids and logpr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -66,6 +66,8 @@ class Capabilities:
     """Name that the trainer gave the weights; None: not reported."""
     unasked_grammar: bool | None = None
     """Tool calls are constrained though the request doesn't ask for it; None: the server renders no requests with tools."""
+    returns: frozenset[str] | None = None
+    """What `generate` returns beside tokens: `routed_experts`, `sampling_mask`. None: it gave no answer that shows it."""
 
     @property
     def summary(self) -> str:
@@ -99,10 +101,20 @@ class MissingFeature:
         return f"{self.effect}: {self.remedy}"
 
 
-def missing_features(found: Capabilities, mode: str) -> Iterator[MissingFeature]:
-    """The features that a server lacks for an engine of this mode, fatal ones first."""
+def missing_features(found: Capabilities, mode: str, capture: Iterable[str] = ()) -> Iterator[MissingFeature]:
+    """The features that a server lacks for an engine of this mode that captures this, fatal ones first."""
     if mode in TOKENS_MODE:
         yield from _missing_routes(found)
+    if found.returns is not None:
+        for value in sorted(set(capture) - found.returns):
+            remedy = f"start vLLM with {_FLAGS[value]}, or leave {value!r} out of the engine's `capture` in polar.toml"
+            yield MissingFeature(value, f"the server returns no {value}", remedy, is_fatal=True)
+    if "sampling_mask" in (found.returns or ()):
+        yield MissingFeature(
+            "sampling",
+            "it returns sampling masks, and so answers only calls with temperature > 0 and top_k > 0",
+            "set top_k in the tasks' sampling, which has none by default, or start vLLM without --return-sampling-mask",
+        )
     if found.logprobs_mode == "raw":
         yield MissingFeature(
             "logprobs",
@@ -161,10 +173,18 @@ _UNUSABLE = {
     ),
 }
 """Reason and remedy for a route in each state but WORKS."""
+_FLAGS = {
+    "routed_experts": "--enable-return-routed-experts (mixture-of-experts models only)",
+    "sampling_mask": "--return-sampling-mask",
+}
+"""vLLM's flag for each value of the setting `capture`."""
+ANY_TOKEN = 1_000_000
+"""A top_k above all vocabularies: without top_k, a server that returns sampling masks answers 500."""
 SHORT = [{"role": "user", "content": "Say a word."}]
 """Messages of a small request."""
-PLAIN: dict[str, Any] = {"logprobs": True, "top_logprobs": ALTERNATIVES, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+PLAIN: dict[str, Any] = {"logprobs": True, "top_logprobs": ALTERNATIVES, "top_p": 1.0, "top_k": ANY_TOKEN, "min_p": 0.0}
 """Fields that ask for the likeliest tokens of an untruncated distribution."""
+_ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}
 _TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -196,9 +216,9 @@ async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Ca
             post("/detokenize", tokens=[0]),
             chat(temperature=1.0, **PLAIN),
             chat(temperature=2.0, **PLAIN),
-            chat(tools=_TOOLS, tool_choice="auto"),
+            chat(tools=_TOOLS, tool_choice="auto", temperature=1.0, top_k=1),
             post("/v1/chat/completions/render", messages=SHORT, tools=_TOOLS, tool_choice="auto"),
-            post("/inference/v1/generate", token_ids=[0], sampling_params={"max_tokens": 1}),
+            post("/inference/v1/generate", token_ids=[0], sampling_params=_ONE_TOKEN),
             post("/v1/chat/completions/derender"),
         )
     finally:
@@ -215,7 +235,17 @@ async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Ca
         derender,
         _text(weights, "weight_version"),
         _unasked_grammar(routes[0]),
+        _returns(routes[1]),
     )
+
+
+def _returns(generated: Response | None) -> frozenset[str] | None:
+    """What an answer of `generate` has beside tokens; None for anything but an answer."""
+    try:
+        choice = json_of(generated)["choices"][0]
+        return frozenset(name for name in _FLAGS if choice.get(name) is not None)
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return None
 
 
 def is_silent(response: Response | None) -> bool:

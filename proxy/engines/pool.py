@@ -9,7 +9,7 @@ from proxy.engines.base import Engine
 from proxy.engines.replicas import Replicas
 from topics.environment import registry
 from topics.environment.settings import EngineSettings
-from topics.types.completion import UNKNOWN
+from topics.types.completion import UNKNOWN, ReplayField
 from topics.types.errors import InputError
 
 MODES = {"chat": "vllm_chat", "tokens": "vllm_tokens"}
@@ -66,6 +66,9 @@ def _replicas(name: str, engine: EngineSettings, options: Mapping[str, object]) 
     plug_in = plug_in_of(engine.mode, f"engines.{name}.mode")
     if (key := api_key_of(name, engine)) is not None:
         options = {**options, "api_key": key}
+    require_capture(plug_in, engine.mode, engine.capture, f"engines.{name}.capture")
+    if engine.capture:
+        options = {**options, "capture": engine.capture}
     servers = {
         url: plug_in(url, engine.model, logprobs_mode=engine.logprobs_mode or UNKNOWN, **options) for url in engine.urls
     }
@@ -83,6 +86,13 @@ def api_key_of(name: str, engine: EngineSettings) -> ApiKey | None:
     """The key that an engine's servers demand. Raises InputError."""
     file = engine.api_key_file
     return None if file is None else ApiKey(file, field=f"engines.{name}.api_key_file")
+
+
+def require_capture(plug_in: Callable[..., Engine], mode: str, capture: frozenset[ReplayField], field: str) -> None:
+    """Raises InputError, naming `field`, if the plug-in of this mode can't return what is to be captured."""
+    if lacking := capture - getattr(plug_in, "captures", frozenset()):
+        reason = f'mode {mode!r} can\'t return {", ".join(sorted(lacking))}; mode "tokens" can, with vLLM'
+        raise InputError(field, sorted(capture), reason)
 
 
 def plug_in_of(mode: str, field: str) -> Callable[..., Engine]:

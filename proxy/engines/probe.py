@@ -136,14 +136,14 @@ async def try_call(served: ServedModel, mode: str = "chat") -> None:
 
 
 async def check_features(
-    served: ServedModel, mode: str, announce: Callable[[str], None]
+    served: ServedModel, mode: str, announce: Callable[[str], None], capture: Iterable[str] = ()
 ) -> Capabilities | SglangCapabilities | None:
     """A server's capabilities; None for the scripted engine and for a server that isn't up. `announce` gets each missing feature.
 
     Raises NotReadyError, with the remedy, for a feature that the mode can't work without.
     """
     try:
-        found, missing_features = await _features(served, mode)
+        found, missing_features = await _features(served, mode, capture)
     except UnreachableError:
         return None
     for missing in missing_features:
@@ -154,14 +154,14 @@ async def check_features(
 
 
 async def _features(
-    served: ServedModel, mode: str
+    served: ServedModel, mode: str, capture: Iterable[str]
 ) -> tuple[Capabilities | SglangCapabilities | None, Iterable[MissingFeature]]:
     """A server's capabilities, and the features that it lacks for the mode. Raises UnreachableError."""
     if mode == sglang_capabilities.MODE:
         sglang = await sglang_capabilities.detect(served.url, served.model, served.api_key)
         return sglang, sglang.missing_features()
     found = await capabilities.detect(served.url, served.model, served.api_key)
-    return found, () if found is None else capabilities.missing_features(found, mode)
+    return found, () if found is None else capabilities.missing_features(found, mode, capture)
 
 
 def with_detected(engines: Mapping[str, EngineSettings], announce: Callable[[str], None]) -> dict[str, EngineSettings]:
@@ -182,7 +182,7 @@ async def _with_detected(name: str, engine: EngineSettings, announce: Callable[[
     assert model is not None, "set by with_models"
     key = api_key_of(name, engine)
     servers = await asyncio.gather(
-        *(check_features(ServedModel(url, model, key), engine.mode, announce) for url in engine.urls)
+        *(check_features(ServedModel(url, model, key), engine.mode, announce, engine.capture) for url in engine.urls)
     )
     detected: dict[str, object] = {}
     for field, (words, remedy) in DETECTED.items():

@@ -33,8 +33,8 @@ ANY = "*"
 
 BROKE = frozenset({"server_error", "cut"})
 """Codes of `EngineError` that tell nothing about whose fault it was."""
-PROBE = ChatRequest([Message("user", "Say a word.")], sampling=Sampling(temperature=1, max_tokens=1))
-"""Asks for one token."""
+PROBE = ChatRequest([Message("user", "Say a word.")], sampling=Sampling(temperature=1, top_k=1, max_tokens=1))
+"""Asks for one token. Without top_k, a vLLM that returns sampling masks would answer 500."""
 PROBE_S = 30.0
 """Deadline for the engine's answer to `PROBE`: a loaded engine answers one token within seconds."""
 

@@ -15,8 +15,8 @@ import re
 import secrets
 import string
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, get_args
 
 import msgspec
 
@@ -28,9 +28,10 @@ from proxy.engines.read_prompt import doubt_of_prompt
 from proxy.engines.retry import with_retries
 from proxy.engines.versions import NamedSpan, versions
 from proxy.engines.vllm_chat import VllmChat, WireMessage, fields_of, ids_of, logprobs_of, message_of
+from proxy.engines.vllm_replay import FirstRow, VllmReplay
 from proxy.errors import EngineError
-from topics.types.completion import FREE, Sampling, truncates
-from topics.types.tokens import Ids, count, unpack_ids
+from topics.types.completion import FREE, ReplayField, Sampling, truncates
+from topics.types.tokens import Ids, common_prefix, count, unpack_ids
 
 RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"
@@ -78,6 +79,8 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     weight_versions: list[NamedSpan] | None = None
+    routed_experts: msgspec.Raw = msgspec.Raw()
+    sampling_mask: msgspec.Raw = msgspec.Raw()
 
 
 class _Details(msgspec.Struct):
@@ -125,11 +128,13 @@ class VllmTokens(VllmChat):
     """The engine `vllm_tokens`."""
 
     owns_prompts = True
+    captures: ClassVar[frozenset[ReplayField]] = frozenset(get_args(ReplayField))
 
-    def __init__(self, base_url: str, model: str, **options: Any) -> None:
-        """As `VllmChat`."""
+    def __init__(self, base_url: str, model: str, *, capture: Collection[ReplayField] = (), **options: Any) -> None:
+        """As `VllmChat`; `capture`: what to return of each call beside its tokens."""
         super().__init__(base_url, model, **options)
         self._continuing = Continuing(self._ids)
+        self._replay = VllmReplay(capture)
 
     async def _answer(self, request: ChatRequest, session_id: str) -> Answer:
         """One completion of at least three requests. Raises EngineError."""
@@ -140,6 +145,10 @@ class VllmTokens(VllmChat):
         # The salt is read after the renders: weights may have changed meanwhile.
         salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
         body = generation_of(rendered, prompt.ids, request.sampling.max_tokens) | salt
+        self._replay.require_masks(body["sampling_params"])
+        first = self._first_row(request, prompt.ids, is_text=is_text)
+        if first.start:
+            body["sampling_params"]["routed_experts_prompt_start"] = first.start
         sent = _encode(body)
         answer = without(
             await self._http.post(GENERATE, sent, session_id), "prompt_token_ids", numbers(sent, "token_ids")
@@ -150,6 +159,9 @@ class VllmTokens(VllmChat):
         message, unsaid_calls = await self._message(request, fields, prompt.ids, choice)
         usage, prompt_ids = generated.usage or _Usage(), prompt.ids.tobytes()
         details = usage.prompt_tokens_details or _Details()
+        replay, uncaptured = self._replay.values(
+            choice.routed_experts, choice.sampling_mask, first, len(prompt.ids), unpack_ids(sampled)
+        )
         return Answer(
             message=message,
             finish_reason=_finish_reason(request, message, choice),
@@ -165,8 +177,21 @@ class VllmTokens(VllmChat):
             unsaid_calls=unsaid_calls,
             media_positions=_media_positions(rendered, request),
             prompt_doubt=doubt_of_prompt(prompt_ids, usage.prompt_tokens, _read_ids(generated)),
+            replay=replay,
+            uncaptured=uncaptured,
             **versions(choice.weight_versions, count(sampled))._asdict(),
         )
+
+    def _first_row(self, request: ChatRequest, prompt: Ids, *, is_text: bool) -> FirstRow:
+        """The first token whose routed experts are requested: the last one of the answer that the prompt continues, if that call has
+        the others. Equal placeholders can stand for other images."""
+        continued = request.continued
+        if not self._replay.wants_experts:
+            return FirstRow(0, None, fits=True)
+        is_continued = is_text and continued is not None and continued.routed_by is not None
+        if continued is None or not is_continued or common_prefix(continued.tokens, prompt) < len(continued.tokens):
+            return self._replay.first_row(len(prompt), 0, None)
+        return self._replay.first_row(len(prompt), len(continued.tokens) - 1, continued.routed_by)
 
     def _fields(self, request: ChatRequest) -> dict[str, Any]:
         wire = fields_of(request, self._model, "")

@@ -55,6 +55,8 @@ class ClaimState:
         """The session had another owner while calls were in flight here: that owner's calls must be read back."""
         self._known: set[str] = set()
         """Ids of acknowledged calls."""
+        self._routed: set[str] = set()
+        """Ids of the calls whose routed experts are on the log."""
         self._log_bytes = 0
         self._log: ClaimLog | None = None
         """The part of the log that was read back, while more calls of the last owner may follow; None otherwise."""
@@ -68,13 +70,20 @@ class ClaimState:
         """Estimated bytes in memory; within a third for a claim that wasn't read back (`tests/proxy/session/test_claim_state.py`)."""
         read_back = self._log_bytes if self._log is not None else 0
         return (
-            self.history.size + self.turns.size + self.stored.size + self.seen.size + 100 * len(self._known) + read_back
+            self.history.size
+            + self.turns.size
+            + self.stored.size
+            + self.seen.size
+            + 100 * (len(self._known) + len(self._routed))
+            + read_back
         )
 
     def add(self, call: LoggedCall, prompt: bytes, *, is_disowned: bool = False) -> None:
         """Adds an acknowledged call; `prompt` is in full, int32 LE. Nobody has seen the answer of a disowned call."""
         record, call_id = call.record, call.record.call_id
         self._known.add(call_id)
+        if record.routed_experts is not None:
+            self._routed.add(call_id)
         self.last_call = LastCall()
         self.usage.add(count(record.sampled))
         self.history.add(call_id, call.transcript, prompt, record.sampled, call.answer, record.media)
@@ -117,9 +126,10 @@ class ClaimState:
         """The newest answer that restored messages continue, with its tokens; None if there is none or its tokens were forgotten."""
         repeated = self.turns.repeated(spelled, frame)
         tokens = None if repeated is None else self.history.tokens(repeated.call_id)
-        return (
-            None if repeated is None or tokens is None else RepeatedAnswer(repeated.position, tokens, repeated.is_ended)
-        )
+        if repeated is None or tokens is None:
+            return None
+        routed_by = repeated.call_id if repeated.call_id in self._routed else None
+        return RepeatedAnswer(repeated.position, tokens, repeated.is_ended, routed_by)
 
     def take_over(self, log: ClaimLog) -> None:
         """Adds all calls on the claim's log, after it was read back from its beginning."""

@@ -28,8 +28,10 @@ from tests.proxy.conftest import Bench
 from tests.proxy.talks import DIALECTS, Talk
 from tests.waiting import eventually
 from topics.completions import Build
+from topics.environment import blob_store
 from topics.environment.settings import EngineSettings
-from topics.types.completion import Completion
+from topics.types.completion import Completion, ReplayField
+from topics.types.replay import decode_experts
 from topics.types.session import Status as SessionStatus
 from topics.types.tokens import unpack_ids
 
@@ -42,10 +44,13 @@ def drifting() -> ScriptedEngine:
 
 
 @asynccontextmanager
-async def proxied(bench: Bench, url: str, mode: str) -> AsyncIterator[Proxy]:
-    told = EngineSettings(urls=(url,), model="polar-scripted", mode=mode)
+async def proxied(
+    bench: Bench, url: str, mode: str, capture: frozenset[ReplayField] = frozenset()
+) -> AsyncIterator[Proxy]:
+    told = EngineSettings(urls=(url,), model="polar-scripted", mode=mode, capture=capture)
+    settings = bench.settings.model_copy(update={"engines": {"default": told}})
     local = Binding("127.0.0.1", 0)
-    proxy = Proxy(bench.settings, Engines.of({"default": told}, deadline_s=10.0), dialects(), local, local)
+    proxy = Proxy(settings, Engines.of(settings.engines, deadline_s=10.0), dialects(), local, local)
     try:
         await proxy.start()
         yield proxy
@@ -94,6 +99,22 @@ async def test_another_proxy_goes_on_from_the_tokens_of_the_log(bench: Bench, ht
                 await talk.say(proxy.url, f"and more of turn {turn}")
     calls = await bench.calls(TURNS)
     assert traces_of(calls) == [(TURNS, sampled(calls))]
+
+
+async def test_what_is_captured_is_in_the_store_and_another_proxy_asks_only_for_new_rows(
+    bench: Bench, http: aiohttp.ClientSession
+) -> None:
+    captured: frozenset[ReplayField] = frozenset({"routed_experts"})
+    scripted = ScriptedEngine([Script("s", "", (Variant(SAID),))], drifts=frozenset(Drift), returns=captured)
+    talk = Talk(http, bench.key("t.0", "c1", issued_at=1, **await bench.open()), "openai_chat")
+    async with running(scripted) as url:
+        for turn in range(2):
+            async with proxied(bench, url, "tokens", capture=captured) as proxy:
+                await talk.say(proxy.url, f"and turn {turn}")
+    calls = await bench.calls(2)
+    first, second = [decode_experts(blob_store.of(bench.settings).get(str(call.routed_experts))) for call in calls]
+    assert (first.start, first.base) == (0, None)
+    assert (second.start, second.base) == (len(first.experts), calls[0].call_id)
 
 
 async def test_a_harness_that_hangs_up_ends_the_call_at_the_engine(bench: Bench, http: aiohttp.ClientSession) -> None:

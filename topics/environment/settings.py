@@ -23,6 +23,7 @@ from pydantic_settings import (
 from topics.environment.s3 import S3Address
 from topics.environment.secret_destinations import DESTINATIONS, require_own_sources
 from topics.types import field_errors
+from topics.types.completion import ReplayField
 from topics.types.errors import InputError, NotReadyError
 
 ENV_FILE = "polar.env"
@@ -85,6 +86,9 @@ class EngineSettings(BaseModel):
     default). None: detected at the proxy's start where `render` answers, otherwise recorded as unknown. Mode `tokens` doesn't need it."""
     api_key_file: Path | None = None
     """File with the API key that the servers demand (vLLM's `--api-key`). Read again when it changes."""
+    capture: frozenset[ReplayField] = frozenset()
+    """What to store of each call beside its tokens, in the blob store: `routed_experts` (vLLM's `--enable-return-routed-experts`) and
+    `sampling_mask` (`--return-sampling-mask`). Mode `tokens` only."""
 
 
 class Settings(BaseSettings):

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
+ReplayField = Literal["routed_experts", "sampling_mask"]
+"""Fields of a Completion that name a blob for trainers to replay (`topics/types/replay.py`)."""
 JUDGE = "judge"
 """Kind of the calls that an evaluator makes, by their key (`topics/environment/judge_keys.py`)."""
 
@@ -238,3 +241,6 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     """Blob reference: the experts that the model's layers chose for each token. None: not captured."""
     sampling_mask: str | None = None
     """Blob reference: the tokens that truncation left to choose from, for each sampled token. None: not captured."""
+    uncaptured: dict[str, str] = {}
+    """What the engine's setting `capture` names and this record lacks, `routed_experts` or `sampling_mask`, with the reason: `missing` (the
+    engine sent none), `malformed`, `too_large`, `busy` (too much waited to be stored), or `unstored` (the blob store failed)."""

@@ -61,6 +61,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """As in its Completion."""
     sampling_mask: str | None = None
     """As in its Completion."""
+    uncaptured: dict[str, str] = {}
+    """As in its Completion."""
 
     def versions(self, start: int, end: int) -> list[tuple[int | None, int, int]]:
         """Runs (version, start, end) of equal policy version within the sampled tokens `[start, end)`, ascending."""

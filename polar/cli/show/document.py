@@ -62,7 +62,9 @@ def call_document(story: CallStory) -> dict[str, Any]:
         "latency_ms": call.completed_at - call.received_at,
         **picked(call, "prompt_tokens sampled_tokens finish_reason policy_version"),
         "policy_spans": [msgspec.structs.asdict(span) for span in call.policy_spans],
-        **picked(call, "realigned model_served sampling reward engine logprobs_mode"),
+        **picked(
+            call, "realigned model_served sampling reward engine logprobs_mode routed_experts sampling_mask uncaptured"
+        ),
         "plain": call.sampling.plain,
         "media": [msgspec.structs.asdict(medium) for medium in call.media],
         "masked": story.masked,

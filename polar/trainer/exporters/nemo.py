@@ -5,46 +5,58 @@ NeMo-RL).
 NeMo-RL requires: each output item's `prompt_token_ids` begin with all tokens of earlier items, including the sampled ones; sampled tokens
 are not empty and have finite logprobs; a message log alternates between user and assistant, and only the assistant's tokens are
 trained. It reads one result as one sample of its prompt, with one reward, and every result enters the prompt's baseline. So one session
-is one result here, a linear trace, and one run of trained tokens is one item.
+is one result here, a linear trace, and one run of trained tokens is one item. With router replay, an item's `routed_experts` has a row for
+each token of its prompt and generation, in one string (`nemo_rl/utils/routed_experts_codec.py`); the generation's last row is that of
+experts 0, 1, …, which the next item's prompt replaces.
 """
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import numpy as np
 
 from polar.trainer.exporters.alike import require_alike
+from polar.trainer.exporters.replayed import routed_experts, with_last_row
 from polar.trainer.exporters.segments import Branches, Segment, one_reward, only
 from polar.trainer.groups import Group
+from polar.trainer.replay import Experts, Replay
 from topics.types.trajectory import Trajectory
 
 
-def results(group: Group, *, task_index: int, branches: Branches = "refuse") -> list[dict[str, Any]]:
+def results(
+    group: Group, *, task_index: int, branches: Branches = "refuse", replay: Replay | None = None
+) -> list[dict[str, Any]]:
     """One Gym result per session with a reward and trained tokens. `_ng_rollout_index` is the sample's index.
 
     `branches`: refuse a session with several traces, or train only its longest trace. Raises InputError for a refused session, and for
-    one whose calls have different rewards.
+    one whose calls have different rewards. With `replay`, items have the routed experts that were captured; raises InputError as
+    `replayed.py` says.
     """
     require_alike(group.trajectories)
     return [
-        _result(trajectory, segment, task_index)
+        _result(trajectory, segment, task_index, routed_experts(replay, trajectory, segment))
         for trajectory in group.trajectories
         if trajectory.reward is not None
         and (segment := only(trajectory, branches, "make a message_log of each, with advantages of your own"))
     ]
 
 
-def message_log(segment: Segment) -> list[dict[str, Any]]:
-    """The message log that NeMo-RL makes of a result: `token_ids` as int64 arrays, `generation_logprobs` as float32 arrays.
+def message_log(segment: Segment, experts: Experts | None = None) -> list[dict[str, Any]]:
+    """The message log that NeMo-RL makes of a result: `token_ids` as int64 arrays, `generation_logprobs` as float32 arrays, and with the
+    `experts` of `replayed.routed_experts` also `routed_experts` as int16 arrays.
 
     As in NeMo-RL, tokens after the last trained one are left out.
     """
+    rows = None if experts is None else _with_default_row(experts)
     ids, logprobs = segment.expanded.token_ids, segment.expanded.logprobs
     log: list[dict[str, Any]] = []
     at = 0
     for start, end in segment.runs():
-        log.append({"role": "user", "content": "", "token_ids": ids[at:start].astype(np.int64)})
+        log.append(
+            {"role": "user", "content": "", "token_ids": ids[at:start].astype(np.int64)} | _routed(rows, at, start)
+        )
         log.append(
             {
                 "role": "assistant",
@@ -54,15 +66,16 @@ def message_log(segment: Segment) -> list[dict[str, Any]]:
                 "is_invalid_tool_call": False,
                 "has_malformed_thinking": False,
             }
+            | _routed(rows, start, end)
         )
         at = end
     return log
 
 
-def _result(trajectory: Trajectory, segment: Segment, task_index: int) -> dict[str, Any]:
+def _result(trajectory: Trajectory, segment: Segment, task_index: int, experts: Experts | None) -> dict[str, Any]:
     return {
         "responses_create_params": {"input": []},
-        "response": _response(trajectory, segment),
+        "response": _response(trajectory, segment, experts),
         "reward": one_reward(trajectory, [segment], "make a message_log, with advantages of your own"),
         "_ng_rollout_id": trajectory.session_id,
         "_ng_task_index": task_index,
@@ -70,7 +83,7 @@ def _result(trajectory: Trajectory, segment: Segment, task_index: int) -> dict[s
     }
 
 
-def _response(trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
+def _response(trajectory: Trajectory, segment: Segment, experts: Experts | None) -> dict[str, Any]:
     ids, logprobs = segment.expanded.token_ids.tolist(), segment.expanded.logprobs.tolist()
     name = f"{trajectory.session_id}/{segment.index}"
     items = [
@@ -83,6 +96,7 @@ def _response(trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
             "prompt_token_ids": ids[:start],
             "generation_token_ids": ids[start:end],
             "generation_log_probs": logprobs[start:end],
+            **({} if experts is None else {"routed_experts": _envelope(experts[: end - 1])}),
         }
         for number, (start, end) in enumerate(segment.runs())
     ]
@@ -98,3 +112,17 @@ def _response(trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
         "tool_choice": "auto",
         "tools": [],
     }
+
+
+def _envelope(experts: Experts) -> str:
+    """NeMo-RL's string of the experts of an item's tokens, of which the last one was never read: `nrlre1:int16:SxLxK:` and base64."""
+    rows = _with_default_row(experts)
+    return f"nrlre1:{rows.dtype.name}:{'x'.join(map(str, rows.shape))}:{base64.b64encode(rows.tobytes()).decode()}"
+
+
+def _with_default_row(experts: Experts) -> Experts:
+    return with_last_row(experts, np.arange(experts.shape[2], dtype=np.int16))
+
+
+def _routed(rows: Experts | None, start: int, end: int) -> dict[str, Any]:
+    return {} if rows is None else {"routed_experts": rows[start:end]}

@@ -4,7 +4,9 @@ package index has prime-rl).
 prime-rl requires (`trainer/batch.py`): one sample per branch, without a split into prompt and response; all arrays as long as `token_ids`;
 shared tokens of branches are trained in the first branch; one advantage per token, since its trainer computes none. The trainer divides the
 logits at an index by the temperature at that index (`trainer/rl/train.py`), and these logits predict the next token. So a token's
-temperature is one place before it. Mask, logprobs, advantages and weights are at the token: prime-rl shifts its own logprobs there.
+temperature is one place before it. Mask, logprobs, advantages and weights are at the token: prime-rl shifts its own logprobs there. Routed
+experts are of all layers, with a row for each token, zeros for the last one (`orchestrator/trajectories.py`), and of one dtype in all
+samples of a batch.
 
 prime-rl's orchestrator packs samples in its own process (`prepare_batch`) and sends the packed batches. To hand it these samples, decode
 their bytes: `msgspec.msgpack.encode` of this type gives an array that prime-rl's type decodes.
@@ -17,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.trainer.exporters.alike import require_alike
-from polar.trainer.exporters.segments import refuse_media
+from polar.trainer.exporters.replayed import routed_experts, with_last_row
+from polar.trainer.exporters.segments import refuse_media, segment_of
 from polar.trainer.groups import Group
+from polar.trainer.replay import Replay
 from polar.trainer.rows import grpo
 from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory, expand
@@ -27,6 +31,15 @@ PLAIN = 1.0
 """The temperature where the next token isn't trained."""
 RESERVED = "all"
 """The `env_name` under which prime-rl adds up its metrics."""
+
+
+class RoutedExperts(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """prime-rl's type, field by field."""
+
+    data: bytes
+    shape: list[int]
+    """[tokens, layers, top_k]"""
+    dtype: str
 
 
 class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -40,7 +53,7 @@ class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     env_name: str
     ref_logprobs: None = None
     mm_kwargs: None = None
-    routed_experts: None = None
+    routed_experts: RoutedExperts | None = None
     mm_token_type_ids: None = None
     rl_weights: list[float] | None = None
     ce_weights: None = None
@@ -56,6 +69,7 @@ def training_samples(
     by_deviation: bool = True,
     leave_one_out: bool = False,
     by_session: bool = False,
+    replay: Replay | None = None,
 ) -> list[TrainingSample]:
     """The group's rows with GRPO's advantages per rollout, or per call with a reward.
 
@@ -63,6 +77,7 @@ def training_samples(
     it, and for greedy calls.
     `by_session` gives all sessions the same total weight (`rl_weights`, with mean 1 over the group's tokens). Otherwise each token has
     weight 1, as in prime-rl. Raises InputError for a row with images: prime-rl takes them processed by its own renderer.
+    With `replay`, samples have the routed experts that were captured; raises InputError as `replayed.py` says.
     """
     if env_name == RESERVED:
         raise InputError("env_name", env_name, "is reserved by prime-rl: name the environment")
@@ -83,6 +98,7 @@ def training_samples(
             row.logprobs.tolist(),
             _temperatures(sessions[row.session_id], row.trace, unknown_temperature).tolist(),
             env_name,
+            routed_experts=_routed_experts(replay, sessions[row.session_id], row.trace),
             rl_weights=(weight * scale).tolist() if by_session else None,
             advantages=row.advantages.tolist(),
         )
@@ -105,3 +121,11 @@ def _temperatures(trajectory: Trajectory, trace: int, unknown: float | None) -> 
             raise InputError("temperature", temperature, reason)
         found[max(0, span.start - 1) : span.end - 1] = temperature
     return found
+
+
+def _routed_experts(replay: Replay | None, trajectory: Trajectory, trace: int) -> RoutedExperts | None:
+    experts = routed_experts(replay, trajectory, segment_of(trajectory, trace))
+    if experts is None:
+        return None
+    rows = with_last_row(experts, 0)
+    return RoutedExperts(rows.tobytes(), list(rows.shape), rows.dtype.name)

@@ -16,7 +16,7 @@ from polar.trainer.groups import Group
 from polar.trainer.rows import reward_of
 from topics.types.completion import Medium
 from topics.types.errors import InputError
-from topics.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expand
+from topics.types.trajectory import Call, ExpandedTrace, Trajectory, expand
 
 Branches = Literal["refuse", "longest"]
 """What becomes of a session with several traces where the trainer takes one: an error, or its longest trace alone."""
@@ -100,7 +100,7 @@ def segments(trajectory: Trajectory, *, with_media: bool = False) -> list[Segmen
     without it, a segment that has any raises InputError.
     """
     made = [
-        _segment(trajectory, index, trace)
+        segment_of(trajectory, index)
         for index, trace in reversed(list(enumerate(trajectory.traces)))
         if trace.trains and (trace.reward is not None or trajectory.reward is None)
     ]
@@ -163,6 +163,7 @@ def one_reward(trajectory: Trajectory, rows: Sequence[Segment], alternative: str
     return rewards[0]
 
 
-def _segment(trajectory: Trajectory, index: int, trace: Trace) -> Segment:
-    expanded = expand(trajectory, trace)
+def segment_of(trajectory: Trajectory, index: int) -> Segment:
+    """The segment of a trace that has trained tokens."""
+    expanded = expand(trajectory, trajectory.traces[index])
     return Segment(index, expanded, expanded.spans[0].start)

@@ -3,7 +3,9 @@
 SkyRL requires (`validate_generator_output`): all lists have the same length; a row's `loss_masks`, `rollout_logprobs` and response have the
 same length; a trajectory's rows are adjacent, and `is_last_step` is True only on the last of them. The reward counts on that row
 alone, and the other rows get its advantage, so a session whose calls have different rewards is refused. Here a row is a trace, and the
-longest is last. Enable `generator.step_wise_trajectories`.
+longest is last. Enable `generator.step_wise_trajectories`. `rollout_expert_indices` has an array of experts for every row or for none, of
+all layers and of all tokens but the last, whose row SkyRL fills (`skyrl/train/dataset/preprocess.py`, at the commit; skyrl 0.3.0 takes
+nested lists there: call `tolist()` on each).
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from polar.trainer.exporters.alike import require_alike
+from polar.trainer.exporters.replayed import routed_experts
 from polar.trainer.exporters.segments import one_reward, rewarded
 from polar.trainer.groups import Group
+from polar.trainer.replay import Replay
+from topics.types.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,11 @@ class TrajectoryID:
         return f"{self.instance_id}_{self.repetition_id}"
 
 
-def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
+def generator_output(groups: Sequence[Group], *, replay: Replay | None = None) -> dict[str, Any]:
     """All rows in the order of the groups. Fields for which Polar has no data are None.
 
-    Raises InputError for a session whose calls have different rewards.
+    With `replay`, rows have the routed experts that were captured. Raises InputError for a session whose calls have different rewards, as
+    `replayed.py` says, and for sessions of which only some have experts.
     """
     require_alike(trajectory for group in groups for trajectory in group.trajectories)
     sessions = [
@@ -43,6 +49,13 @@ def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
     ]
     rewards = {trajectory.session_id: reward for trajectory, _, reward in sessions}
     rows = [(trajectory, segment, segment is parts[-1]) for trajectory, parts, _ in sessions for segment in parts]
+    experts = [routed_experts(replay, trajectory, segment) for trajectory, segment, _ in rows]
+    without = [trajectory.session_id for (trajectory, *_), found in zip(rows, experts, strict=True) if found is None]
+    if without and len(without) < len(rows):
+        reason = (
+            f"{len(without)} of {len(rows)} rows are of sessions without routed experts, and SkyRL takes all or none"
+        )
+        raise InputError("groups", without[0], reason)
     return {
         "prompt_token_ids": [segment.prompt_ids for _, segment, _ in rows],
         "response_ids": [segment.response_ids for _, segment, _ in rows],
@@ -54,7 +67,7 @@ def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
         "trajectory_ids": [TrajectoryID(trajectory.task_id, trajectory.sample_index) for trajectory, _, _ in rows],
         "trajectory_generation_times": None,
         "trajectory_time_splits": None,
-        "rollout_expert_indices": None,
+        "rollout_expert_indices": None if without else experts,
         "is_last_step": [is_last for _, _, is_last in rows],
         "env_metrics": None,
         "pixel_values": None,

@@ -5,6 +5,9 @@ slime requires: `loss_mask` and `rollout_log_probs` cover the response alone, wi
 samples of one rollout share a `rollout_id`, over which the loss averages; a rollout function returns, per prompt, rollouts of samples.
 slime's reward normalisation counts rows instead of rollouts: if rollouts have several rows, pass `advantages` and run slime with
 `--disable-rewards-normalization`. A sample has one reward for all of its tokens.
+
+`rollout_routed_experts` has a row for each token but the last, of all layers (`slime/backends/megatron_utils/cp_utils.py`). The tokens of
+`rollout_top_p_token_ids` between two `rollout_top_p_token_offsets` are those that truncation left in the place of a token of the response.
 """
 
 from __future__ import annotations
@@ -12,9 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from polar.trainer.exporters.alike import require_alike
+from polar.trainer.exporters.replayed import response_mask, routed_experts
 from polar.trainer.exporters.segments import Load, Segment, loaded, one_reward, segments
 from polar.trainer.groups import Group
+from polar.trainer.replay import Replay
 from topics.types.errors import InputError
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory
@@ -38,6 +45,7 @@ def samples(
     first_index: int,
     advantages: Sequence[float | None] | None = None,
     load: Load | None = None,
+    replay: Replay | None = None,
 ) -> list[list[dict[str, Any]]]:
     """The group's rollouts, each a list of samples: one prompt's entry in the result of a rollout function.
 
@@ -46,6 +54,7 @@ def samples(
     is always the trace's reward. Raises InputError for a sample whose calls have different rewards, and with `advantages` for calls that
     have another reward than their trace. `load` returns the images of rows that have any, for `multimodal_inputs`; without it such a row
     raises InputError.
+    With `replay`, samples have the routed experts and the sampling masks that were captured; raises InputError as `replayed.py` says.
     """
     require_alike(group.trajectories)
     scores = group.rewards if advantages is None else advantages
@@ -53,7 +62,8 @@ def samples(
     for index, (trajectory, score) in enumerate(zip(group.trajectories, scores, strict=True), first_index):
         if trajectory.reward is not None and score is not None and (rows := segments(trajectory, with_media=True)):
             advantage = None if advantages is None else score
-            found.append([_sample(trajectory, row, group_index, index, advantage, load) for row in rows])
+            made = [_sample(trajectory, row, group_index, index, advantage, load) for row in rows]
+            found.append([one | _replayed(replay, trajectory, row) for one, row in zip(made, rows, strict=True)])
     return found
 
 
@@ -81,3 +91,11 @@ def _sample(
         "metadata": {**trajectory.task_metadata(), **names, "raw_reward": segment.reward},
         "session_id": trajectory.session_id,
     }
+
+
+def _replayed(replay: Replay | None, trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
+    """int32 arrays, as slime gets them from its own engine."""
+    experts, mask = routed_experts(replay, trajectory, segment), response_mask(replay, trajectory, segment)
+    return ({} if experts is None else {"rollout_routed_experts": experts.astype(np.int32)}) | (
+        {} if mask is None else {"rollout_top_p_token_ids": mask.token_ids, "rollout_top_p_token_offsets": mask.offsets}
+    )

@@ -4,7 +4,8 @@ verl requires: prompts are padded on the left, responses on the right; `response
 the last token of the response; `uid` names the group. If a rollout has several outputs, verl copies the reward and `reward_extra_info` of
 the last one to the others (`trainer/ppo/v1/agent_loop_tq.py`), and only the last one enters the group's baseline
 (`trainer/ppo/v1/utils.py`). Here the longest trace is last, and calls with different rewards are for `data_proto` alone, which has an
-advantage per token.
+advantage per token. `routed_experts` is of all layers and of all tokens of prompt and response but the last, whose row stays zero
+(`align_r3_router_replay_data` of `verl/utils/megatron/router_replay_utils.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.trainer.exporters.alike import require_alike
+from polar.trainer.exporters.replayed import routed_experts
 from polar.trainer.exporters.segments import Load, Segment, loaded, one_reward, rewarded, segments
 from polar.trainer.groups import Group
+from polar.trainer.replay import Experts, Replay
 from polar.trainer.rows import grpo
 from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory
@@ -35,13 +38,18 @@ class DataProto(msgspec.Struct, frozen=True):
 
 
 def agent_loop_outputs(
-    trajectory: Trajectory, *, unknown_version: int | None = None, load: Load | None = None
+    trajectory: Trajectory,
+    *,
+    unknown_version: int | None = None,
+    load: Load | None = None,
+    replay: Replay | None = None,
 ) -> list[dict[str, Any]]:
     """The arguments of one `AgentLoopOutput` per trace. Empty for a session without a reward: the agent loop then returns None.
 
     `unknown_version`: the global step to use for an unknown policy version; without it, an unknown version raises InputError. So do calls
     with different rewards. `load` returns the images and sounds of rows that have any, for `multi_modal_data`; without it such a row raises
     InputError.
+    With `replay`, outputs have the routed experts that were captured; raises InputError as `replayed.py` says.
     """
     parts = segments(trajectory, with_media=True)
     if trajectory.reward is None or not parts:
@@ -49,7 +57,10 @@ def agent_loop_outputs(
     require_alike([trajectory])
     reward = one_reward(trajectory, parts, "use data_proto, which has an advantage per token")
     return [
-        _output(trajectory, segment, reward, unknown_version) | _media(trajectory, segment, load) for segment in parts
+        _output(trajectory, segment, reward, unknown_version)
+        | _media(trajectory, segment, load)
+        | _replayed(routed_experts(replay, trajectory, segment))
+        for segment in parts
     ]
 
 
@@ -61,11 +72,13 @@ def data_proto(
     pad_token_id: int,
     leave_one_out: bool = False,
     unknown_version: int | None = None,
+    replay: Replay | None = None,
 ) -> DataProto:
     """A batch of all rows with `advantages` and `returns`, which replace verl's own computation: per rollout, or per call with a reward.
 
     Raises InputError for a prompt or response over its length, for a row with images, if no row is left, and for an unknown version as
-    `agent_loop_outputs`.
+    `agent_loop_outputs`; with `replay` as `replayed.py` says, and for sessions of which
+    only some have routed experts.
     """
     require_alike(trajectory for group in groups for trajectory in group.trajectories)
     rows = [
@@ -86,9 +99,31 @@ def data_proto(
         advantages[trajectory.session_id, segment.index][segment.prompt_length :] for trajectory, segment in rows
     ]
     parts = [segment for _, segment in rows]
-    return DataProto(
-        _tensors(parts, returns, prompt_length, response_length, pad_token_id), _names(rows, unknown_version), {}
-    )
+    tensors = _tensors(parts, returns, prompt_length, response_length, pad_token_id)
+    experts = [routed_experts(replay, trajectory, segment) for trajectory, segment in rows]
+    replayed = _replayed(_all_experts(experts, parts, prompt_length, prompt_length + response_length))
+    return DataProto(tensors | replayed, _names(rows, unknown_version), {})
+
+
+def _all_experts(
+    experts: Sequence[Experts | None], parts: Sequence[Segment], prompt_length: int, width: int
+) -> Experts | None:
+    """int16 [rows, width, layers, top_k], zeros where there is no token. Raises InputError unless all rows have experts, or none."""
+    found = [one for one in experts if one is not None]
+    if not found:
+        return None
+    if len(found) < len(experts):
+        reason = "rows are of sessions with routed experts; verl takes them of all rows or of none"
+        raise InputError("replay", f"{len(found)} of {len(experts)}", reason)
+    made = np.zeros((len(found), width, *found[0].shape[1:]), dtype=np.int16)
+    for row, one, segment in zip(made, found, parts, strict=True):
+        start = prompt_length - segment.prompt_length
+        row[start : start + len(one)] = one
+    return made
+
+
+def _replayed(experts: Experts | None) -> dict[str, Any]:
+    return {} if experts is None else {"routed_experts": experts}
 
 
 def _tensors(

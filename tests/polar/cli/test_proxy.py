@@ -53,3 +53,22 @@ def test_a_port_that_is_taken_is_said(several: str) -> None:
     assert code == 3
     assert f"127.0.0.1:{port}" in stderr
     assert "in use" in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--engine http://127.0.0.1:9 --capture logits", "expected routed_experts or sampling_mask"),
+        ("--capture sampling_mask", "in polar.toml set the engine's `capture`"),
+    ],
+)
+def test_what_can_not_be_captured_is_refused(arguments: str, words: str) -> None:
+    code, _, stderr = polar("proxy", *arguments.split())
+    assert code == 2
+    assert words in stderr
+
+
+def test_a_mode_that_can_not_capture_is_refused_by_up(tmp_path: Path) -> None:
+    code, _, stderr = polar("up", "--data", str(tmp_path), "--capture", "routed_experts")
+    assert code == 2
+    assert "--capture: mode 'chat' can't return routed_experts; mode \"tokens\" can, with vLLM" in stderr

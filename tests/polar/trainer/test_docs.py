@@ -37,6 +37,7 @@ EXPECTED = {
         "The first loop": [
             f"math.{index} {reward} 5 tokens, 2 trained" for index, reward in ((2, None), (1, 0.0), (0, 1.0))
         ],
+        "What a trainer replays": ["None None"] * 3,
         "Groups": ["2 sequences, 10 tokens, 4 trained"],
         "Which groups are trained": ["math 3 of 3", "{}"],
         "Staleness": ["{'stale_token': 4, 'stale_group': 1}"],

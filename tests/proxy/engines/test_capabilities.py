@@ -29,7 +29,9 @@ def said(found: Capabilities, mode: str) -> list[tuple[str, bool]]:
 async def test_a_server_with_all_flags_lacks_nothing() -> None:
     found = await asked(FULL)
     works = RouteState.WORKS
-    assert found == Capabilities("0.32.0", 8192, "processed", True, True, works, works, works, "default", False)
+    assert found == Capabilities(
+        "0.32.0", 8192, "processed", True, True, works, works, works, "default", False, frozenset()
+    )
     assert said(found, "chat") == said(found, "tokens") == []
     assert found.summary == (
         "vLLM 0.32.0, 8192 tokens of context, processed logprobs, tool calls, render, generate and derender, weights 'default'"
@@ -49,6 +51,39 @@ async def test_a_server_without_flags_is_told_which_it_wants() -> None:
     flags = " ".join(missing.remedy for missing in missing_features(found, "tokens"))
     for flag in ("--logprobs-mode processed_logprobs", "--enable-auto-tool-choice", "--tool-call-parser", "DEV_MODE=1"):
         assert flag in flags
+
+
+GENERATE = "/inference/v1/generate"
+
+
+def generated(**beside: object) -> dict[str, CannedAnswer]:
+    """All flags, and an answer of `generate` as vLLM gives it."""
+    choice = {"index": 0, "token_ids": [4], "routed_experts": None, "sampling_mask": None} | beside
+    return {**FULL, GENERATE: (200, {"choices": [choice]})}
+
+
+async def test_what_is_to_be_captured_and_is_not_returned_is_named_with_its_flag() -> None:
+    found = await asked(generated(sampling_mask=[[4]]))
+    assert found.returns == frozenset({"sampling_mask"})
+    fatal, *others = missing_features(found, "tokens", {"routed_experts", "sampling_mask"})
+    assert fatal.is_fatal
+    assert str(fatal) == (
+        "the server returns no routed_experts: start vLLM with --enable-return-routed-experts (mixture-of-experts models only), "
+        "or leave 'routed_experts' out of the engine's `capture` in polar.toml"
+    )
+    assert ["top_k" in str(other) for other in others] == [True]
+
+
+async def test_what_is_returned_is_missed_by_nobody() -> None:
+    found = await asked(generated(routed_experts="k05VTVBZ"))
+    assert list(missing_features(found, "tokens", {"routed_experts"})) == []
+
+
+@pytest.mark.parametrize("answer", [(400, {"error": {"message": "no"}}), (500, {}), (200, {"choices": []})])
+async def test_an_answer_that_shows_nothing_is_not_said_to_lack_anything(answer: CannedAnswer) -> None:
+    found = await asked({**FULL, GENERATE: answer})
+    assert found.returns is None
+    assert not any(missing.is_fatal for missing in missing_features(found, "tokens", {"routed_experts"}))
 
 
 async def test_routes_that_an_older_server_has_not_are_told_apart_from_those_that_are_off() -> None:

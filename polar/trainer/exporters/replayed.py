@@ -1,0 +1,69 @@
+"""Shared by the exporters: routed experts and sampling masks of a segment, whole or refused.
+
+A session whose engine captured a value gives it for all its segments; one whose engine didn't gives none. Trainers take no gaps: they would
+replay expert 0, or a whole vocabulary. So a segment that lacks part of a captured value raises InputError, and `drop_uncaptured`
+(`polar/trainer/replay.py`) leaves such sessions out beforehand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.trainer.exporters.segments import Segment
+from polar.trainer.replay import UNROUTED, Experts, Replay
+from topics.types.completion import ReplayField
+from topics.types.errors import InputError
+from topics.types.replay import SamplingMask
+from topics.types.trajectory import Trajectory
+
+
+def routed_experts(replay: Replay | None, trajectory: Trajectory, segment: Segment) -> Experts | None:
+    """int16 [n - 1, layers, top_k]: the experts of the segment's n tokens, whose last is routed nowhere. None without `replay`, and for a
+    session whose engine captured none. Raises InputError for a gap, and as `Replay`."""
+    if replay is None or not _is_captured(trajectory, "routed_experts"):
+        return None
+    found = replay.routed_experts(trajectory, segment.index)
+    size = len(segment.expanded.token_ids) - 1
+    gaps = size if found is None else int(np.count_nonzero((found[:-1] == UNROUTED).any(axis=(1, 2))))
+    if found is None or gaps:
+        raise _incomplete(trajectory, segment, "routed_experts", gaps, size)
+    return found[:-1]
+
+
+def response_mask(replay: Replay | None, trajectory: Trajectory, segment: Segment) -> SamplingMask | None:
+    """The sampling mask of the segment's response, one for each trained token. None and errors as for `routed_experts`."""
+    if replay is None or not _is_captured(trajectory, "sampling_mask"):
+        return None
+    found = replay.sampling_mask(trajectory, segment.index)
+    trained = segment.expanded.loss_mask.astype(bool)
+    lengths = np.zeros(len(trained), dtype=np.int32) if found is None else np.diff(found.offsets)
+    gaps = int(np.count_nonzero(trained & (lengths == 0)))
+    if found is None or gaps:
+        raise _incomplete(trajectory, segment, "sampling_mask", gaps, int(trained.sum()))
+    offsets = found.offsets[segment.prompt_length :]
+    return SamplingMask(found.token_ids[offsets[0] :], offsets - offsets[0])
+
+
+def with_last_row(experts: Experts, fill: NDArray[np.int16] | int) -> Experts:
+    """The experts with a row for the last token: int16 [n, layers, top_k]."""
+    row = np.broadcast_to(np.asarray(fill, dtype=np.int16), (1, *experts.shape[1:]))
+    return np.concatenate([experts, row])
+
+
+def _is_captured(trajectory: Trajectory, field: ReplayField) -> bool:
+    """Whether an engine of the session was set to capture the value, also if it never succeeded."""
+    return any(getattr(call, field) is not None or field in call.uncaptured for call in trajectory.calls)
+
+
+def _incomplete(trajectory: Trajectory, segment: Segment, field: ReplayField, gaps: int, size: int) -> InputError:
+    reasons = Counter(call.uncaptured[field] for call in trajectory.calls if field in call.uncaptured)
+    told = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items())) or "none is known"
+    return InputError(
+        "groups",
+        trajectory.session_id,
+        f"{gaps} of {size} tokens of trace {segment.index} have no {field} (calls by reason: {told}): pass drop_uncaptured to groups(), "
+        "or export without replay",
+    )
