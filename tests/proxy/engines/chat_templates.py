@@ -11,10 +11,10 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jinja2
 import msgspec
@@ -79,7 +79,7 @@ class Family:
 class _Generation(Extension):
     """`{% generation %}`, by which transformers finds the answers in a rendering."""
 
-    tags = {"generation"}
+    tags: ClassVar = {"generation"}
 
     def parse(self, parser: Parser) -> CallBlock:
         line = next(parser.stream).lineno
@@ -94,7 +94,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     """The environment of transformers' `apply_chat_template`."""
 
     def to_json(
-        value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
     ) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
