@@ -243,7 +243,7 @@ def _marks(message: Message) -> list[str]:
     return MARK.findall(str(message))
 
 
-def outcome(family: Family, talks: int = 2) -> Tally:
+def outcome(family: Family, talks: int = 3) -> Tally:
     """So many conversations of a model."""
     server = Server(family)
     return sum((asyncio.run(Talk(server, seed).run()) for seed in range(talks)), Tally())
