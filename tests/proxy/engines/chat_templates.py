@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import msgspec
 import numpy as np
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock
+from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -79,9 +79,9 @@ class Family:
 class _Generation(Extension):
     """`{% generation %}`, by which transformers finds the answers in a rendering."""
 
-    tags: ClassVar = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as its base class has it
 
-    def parse(self, parser: Parser) -> CallBlock:
+    def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
@@ -197,7 +197,7 @@ def _as_template_reads(message: Message) -> dict[str, Any]:
 
 IM_END = "<|im_end|>"
 EOT = "<|eot_id|>"
-DEEPSEEK = {"end": "<｜end▁of▁sentence｜>", "bos": "<｜begin▁of▁sentence｜>"}
+DEEPSEEK = ("<｜end▁of▁sentence｜>", None, "<｜begin▁of▁sentence｜>")
 FAMILIES = [
     Family("Qwen2.5 7B Instruct", "Qwen-Qwen2.5-7B-Instruct", IM_END),
     Family("Qwen3 0.6B", "Qwen-Qwen3-0.6B", IM_END),
@@ -209,8 +209,8 @@ FAMILIES = [
     Family("Mistral Nemo 2407", "mistralai-Mistral-Nemo-Instruct-2407", "</s>", bos="<s>"),
     Family("Mistral Small 3.2", "Mistral-Small-3.2-24B-Instruct-2506", "</s>", bos="<s>"),
     Family("Hermes 2 Pro Llama 3", "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", IM_END, bos="<|begin_of_text|>"),
-    Family("DeepSeek V3.1", "deepseek-ai-DeepSeek-V3.1", **DEEPSEEK),
-    Family("DeepSeek V3.2", "deepseek-ai-DeepSeek-V3.2", **DEEPSEEK),
+    Family("DeepSeek V3.1", "deepseek-ai-DeepSeek-V3.1", *DEEPSEEK),
+    Family("DeepSeek V3.2", "deepseek-ai-DeepSeek-V3.2", *DEEPSEEK),
     Family("GLM-4.6", "GLM-4.6", "<|user|>", "<|observation|>", eos="<|endoftext|>"),
     Family("GLM-4.7 Flash", "GLM-4.7-Flash", "<|user|>", "<|observation|>", eos="<|endoftext|>"),
     Family("Phi-4", "microsoft-phi-4", IM_END, writes_calls=False, has_tool_role=False),

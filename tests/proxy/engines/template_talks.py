@@ -16,6 +16,7 @@ import random
 import re
 from dataclasses import dataclass, field, fields
 from itertools import count
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -226,8 +227,8 @@ class Talk:
         calls = []
         for _ in range(number):
             path = f"q{next(self.marks)}q{pick.choice(PATHS)}"
-            given = {"path": path, "lines": pick.choice([[1, 2], {}, None, 1.0, True])}
-            arguments = {name: given[name] for name in pick.sample(sorted(given), pick.randint(0, 2))}
+            values: dict[str, Any] = {"path": path, "lines": pick.choice([[1, 2], {}, None, 1.0, True])}
+            arguments = {name: values[name] for name in pick.sample(sorted(values), pick.randint(0, 2))}
             text = json.dumps(arguments, separators=pick.choice(SPACED), ensure_ascii=pick.random() < 0.5)
             text = text if pick.random() < 0.95 else text[:-1]
             calls.append(ToolCall(f"call{next(self.marks):05d}", FunctionCall(pick.choice(["look", "edit"]), text)))
