@@ -14,9 +14,10 @@ import asyncio
 import json
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -28,7 +29,8 @@ from tests.proxy.engines.chat_templates import FAMILIES, Family, Server
 from topics.types.tokens import Ids, common_prefix
 
 replace = msgspec.structs.replace
-ANSWERS = 30
+ANSWERS, TALKS = 30, 3
+"""Answers of a conversation, and conversations of a model in the table."""
 REWRITTEN, COMPACTED, REMINDED = 0.1, 0.15, 0.15
 """Chances, after each answer; the second is the sum of the first two."""
 ANSWER = "Zebra41"
@@ -80,10 +82,21 @@ class Said:
     is_ended: bool
 
 
+class Renderer(Protocol):
+    """A model's template and tokenizer."""
+
+    family: Family
+
+    def text(self, messages: Sequence[Message]) -> str: ...
+    async def render(self, request: ChatRequest) -> Ids: ...
+    def ids(self, text: str) -> Ids: ...
+    def spelled(self, ids: Ids) -> str: ...
+
+
 class Talk:
     """One conversation."""
 
-    def __init__(self, server: Server, seed: int) -> None:
+    def __init__(self, server: Renderer, seed: int) -> None:
         self.server = server
         self.random = random.Random(f"{server.family.name} {seed}")
         self.marks = count(1)
@@ -244,9 +257,8 @@ def _marks(message: Message) -> list[str]:
     return MARK.findall(str(message))
 
 
-def outcome(family: Family, talks: int = 3) -> Tally:
+def outcome(server: Renderer, talks: int) -> Tally:
     """So many conversations of a model."""
-    server = Server(family)
     return sum((asyncio.run(Talk(server, seed).run()) for seed in range(talks)), Tally())
 
 
@@ -257,7 +269,7 @@ def table() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for family in FAMILIES:
-        found = outcome(family)
+        found = outcome(Server(family), TALKS)
         counts = (found.restored, found.branched, found.cut_calls, len(found.wrong))
         lines.append(
             f"| {family.name} | {found.prompts} | {found.continued} ({found.rate:.0%}) | {' | '.join(map(str, counts))} |"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proxy.engines.chat_templates import FAMILIES, Family
+from tests.proxy.engines.chat_templates import FAMILIES, Family, Server
 from tests.proxy.engines.template_talks import outcome
 
 VLLM_PAGE = Path(__file__).parents[3] / "docs" / "vllm.md"
@@ -21,7 +21,7 @@ BRANCHES = {
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
 def test_no_prompt_of_a_long_conversation_is_wrong(family: Family) -> None:
-    found = outcome(family, 1)
+    found = outcome(Server(family), 1)
     assert found.wrong == []
     assert found.restored > 5
     if family.name not in BRANCHES:
