@@ -20,7 +20,7 @@ from topics.types.completion import CallError, Completion, Sampling
 from topics.types.errors import SessionError
 from topics.types.session import Accounting, Stage, task_id_of
 from topics.types.tokens import count, pack_ids
-from topics.types.trajectory import ROOT, Call, GroupFinished, Stats, Trajectory
+from topics.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trajectory
 
 Row = dict[str, Any]
 """Values by column: packed bytes for lists of numbers, ms for timestamps, a dict for a map, text or UTF-8 bytes for text."""
@@ -113,7 +113,7 @@ COMPLETION_FIELDS = (
     "call_id", "session_id", "attempt", "claim_id", "outcome", "dialect", "engine", "model_requested", "model_served", "kind",
     "kind_rule", "received_at", "completed_at", "sampled", "logprobs", "logprobs_mode", "tools", "finish_reason", "policy_version",
     "lineage", "stream", "choice", "stored_from", "realigned", "stop_sequence", "reasoning_effort", "tool_choice",
-    "unsaid_calls",
+    "unsaid_calls", "publication", "prompt_doubt", "routed_experts", "sampling_mask", "rejects",
 )  # fmt: skip
 
 
@@ -133,14 +133,22 @@ def _completion(call: Completion) -> Row:
         "messages_shared": messages.shared,
         "messages_rest": messages.rest,
         "answer": call.answer or None,
-        "policy_spans": _spans(call),
+        **_spans(call),
+        "media": _media(call),
         **_prefixed("", call.sampling, Sampling),
         **_prefixed("error_", call.error, CallError),
     }
 
 
-def _spans(call: Completion | Call) -> list[Row]:
-    return [msgspec.structs.asdict(span) for span in call.policy_spans]
+def _spans(call: Completion | Call) -> Row:
+    return {
+        "policy_spans": [{"version": span.version, "start": span.start, "end": span.end} for span in call.policy_spans],
+        "span_publications": [span.publication for span in call.policy_spans],
+    }
+
+
+def _media(of: Completion | Call | Node) -> bytes | None:
+    return msgspec.json.encode(of.media) if of.media else None
 
 
 def _sample_index(session_id: str) -> int | None:
@@ -155,7 +163,8 @@ TRAJECTORY_FIELDS = (
 )  # fmt: skip
 CALL_FIELDS = (
     "call_id", "branch", "kind", "outcome", "dialect", "received_at", "completed_at", "prompt_tokens", "sampled_tokens",
-    "finish_reason", "policy_version", "model_served", "reward", "realigned",
+    "finish_reason", "policy_version", "model_served", "reward", "realigned", "engine", "logprobs_mode", "publication",
+    "prompt_doubt", "routed_experts", "sampling_mask",
 )  # fmt: skip
 
 
@@ -173,10 +182,12 @@ def _trajectory(trajectory: Trajectory, at: Row) -> Rows:
     part = at | {"session_id": trajectory.session_id, "task_id": trajectory.task_id}
     calls = trajectory.calls
     for index, call in enumerate(calls):
-        values = {"call": index, "parent_id": call.parent, "sampling": msgspec.json.encode(call.sampling)}
-        yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | values | {"policy_spans": _spans(call)}
+        sampling = msgspec.json.encode(call.sampling)
+        values = {"call": index, "parent_id": call.parent, "sampling": sampling, "media": _media(call)}
+        yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | values | _spans(call)
     for index, node in enumerate(trajectory.nodes):
-        values = {"node": index, "call_id": None if node.call is None else calls[node.call].call_id}
+        sampler = None if node.call is None else calls[node.call].call_id
+        values = {"node": index, "call_id": sampler, "media": _media(node)}
         yield "nodes", part | _fields(node, "parent", "tokens", "logprobs", "masked") | values
     yield from (("traces", part | row) for row in _traces(trajectory))
 

@@ -73,6 +73,21 @@ POLICY = (
     Column("realigned", INT, "prompt tokens kept as they were sampled, where the engine rendered them otherwise"),
 )
 """Of a call."""
+FACTS = (
+    Column(
+        "publication",
+        INT,
+        "offset on `polar.fleet` of the record that published its weights; null: unknown, and in older files",
+    ),
+    Column("span_publications", pa.list_(INT), "the same of each of `policy_spans`; null in older files"),
+    Column(
+        "prompt_doubt", TEXT, "why the engine may have read another prompt than is recorded; null: nothing shows that"
+    ),
+    Column("media", TEXT, "JSON array: the prompt's images and sounds; null: none, and in older files"),
+    Column("routed_experts", TEXT, "blob reference: the experts chosen for each token; null: not captured"),
+    Column("sampling_mask", TEXT, "blob reference: the tokens that truncation left; null: not captured"),
+)
+"""Of a call: what a trainer must know of it."""
 
 EVENTS = Table(
     "events",
@@ -167,6 +182,12 @@ COMPLETIONS = Table(
         Column("reasoning_effort", TEXT, "as asked for; null: not said"),
         Column("tool_choice", TEXT, "`none`, or `function:` and the only callable tool; null: the model chose"),
         Column("unsaid_calls", INT, "sampled tool calls not sent to the harness, which takes one at a time"),
+        *FACTS,
+        Column(
+            "rejects",
+            pa.list_(TEXT),
+            "earlier calls with this very prompt whose answers the harness had received whole; null in older files",
+        ),
     ),
 )
 DISOWNED = Table(
@@ -245,6 +266,9 @@ TRAJECTORY_CALLS = Table(
         Column("sampling", TEXT, "JSON object: what differs from the engine's defaults"),
         *OUTPUT,
         *POLICY,
+        Column("engine", TEXT, "its name in the proxy's settings; empty or null in older files"),
+        Column("logprobs_mode", TEXT, "raw, processed (after temperature and truncation), or unknown"),
+        *FACTS,
     ),
 )
 TRACES = Table(
@@ -283,6 +307,7 @@ NODES = Table(
             "weren't sampled",
         ),
         *OUTPUT,
+        Column("media", TEXT, "JSON array: the images and sounds that begin in it; null: none, and in older files"),
     ),
 )
 GROUPS = Table(

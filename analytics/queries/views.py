@@ -35,6 +35,7 @@ TYPES = {
     pa.binary(): "BLOB",
     pa.list_(pa.string()): "VARCHAR[]",
     pa.list_(pa.float64()): "DOUBLE[]",
+    pa.list_(schema.INT): "BIGINT[]",
 }
 """DuckDB's names of the types of `analytics.lake.schema`."""
 

@@ -145,6 +145,13 @@ def call_of(call: Completion, parent: str | None, branch: str | None, reward: fl
         sampling=call.sampling,
         model_served=call.model_served,
         reward=reward,
+        engine=call.engine,
+        logprobs_mode=call.logprobs_mode,
+        publication=call.publication,
+        prompt_doubt=call.prompt_doubt,
+        media=call.media,
+        routed_experts=call.routed_experts,
+        sampling_mask=call.sampling_mask,
     )
 
 

@@ -34,12 +34,16 @@ class Masked(StrEnum):
     """The bytes of its prompt or of its sampled tokens aren't token ids: not a whole number of them, or one is negative."""
     CHAIN_DIFFERS = "chain_differs"
     """The prompt that its delta gives isn't the one that the proxy saw: the hash chains differ."""
+    PROMPT_DIFFERS = "prompt_differs"
+    """The engine reports that it read another prompt than is recorded."""
     INVALID_LOGPROBS = "invalid_logprobs"
     """The number of logprobs differs from the number of tokens, or a logprob isn't finite, or is the engine's placeholder."""
     DISOWNED = "disowned"
     """The proxy gave it up: no harness saw the answer."""
     SIDE_CALL = "side_call"
     """A title, a summary or a similar call, as a rule of the proxy recognised it."""
+    REJECTED = "rejected"
+    """The harness received the answer whole, asked again with the same prompt, and continued from the other answer."""
     UNDELIVERED = "undelivered"
     """The same thread repeated the request with the same prompt, and the harness continued from the other answer."""
     FILTERED_STATUS = "filtered_status"
@@ -75,6 +79,8 @@ def masks(
     def reason(call: Completion, place: PlacedCall | Branch) -> Masked | None:
         if isinstance(place, Branch):
             return Masked(place.value)
+        if call.prompt_doubt is not None:
+            return Masked.PROMPT_DIFFERS
         if place.sampled and not has_logprobs(call):
             return Masked.INVALID_LOGPROBS
         if call.call_id in disowned:

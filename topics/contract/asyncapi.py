@@ -25,9 +25,12 @@ def document(namespace: str) -> dict[str, Any]:
     records = list({record: None for topic in topics.values() for record in topic.records})
     _, schemas = msgspec.json.schema_components(records, ref_template=REF)
     for record in [*records, *docstrings.nested(records)]:
-        properties = schemas[record.__name__].get("properties", {})
+        schema = schemas[record.__name__]
+        # An array has no names of fields, only their order.
+        names = {name: at for at, name in enumerate(record.__struct_fields__)} if "prefixItems" in schema else None
         for field, note in docstrings.of_fields(record).items():
-            properties[field] = _noted(properties[field], note)
+            parts, at = (schema["properties"], field) if names is None else (schema["prefixItems"], names[field])
+            parts[at] = _noted(parts[at], note)
     task = TaskRequest.model_json_schema(ref_template=REF.replace("{name}", "{model}"))
     schemas |= {**task.pop("$defs", {}), "TaskRequest": task}
     return {

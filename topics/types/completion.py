@@ -68,11 +68,28 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PolicySpan(msgspec.Struct, frozen=True, array_like=True):
-    """Sampled tokens `[start, end)` of one policy version; an array of three on the wire."""
+    """Sampled tokens `[start, end)` of one policy version; an array on the wire, of three in older records."""
 
     version: int
     start: int
     end: int
+    publication: int | None = None
+    """As `Completion.publication`."""
+
+
+class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An image or a sound in a prompt, where the token ids hold only placeholders."""
+
+    digest: str
+    """SHA-256 of its bytes, in hex."""
+    kind: str = "image"
+    """`image` or `audio`."""
+    position: int | None = None
+    """Index of its first placeholder in the prompt; None: the engine doesn't tell."""
+    media_type: str | None = None
+    """As `image/png`; None: unknown."""
+    blob: str | None = None
+    """Reference to its bytes in the blob store; None: they weren't kept."""
 
 
 def are_whole(spans: Sequence[PolicySpan], tokens: int) -> bool:
@@ -114,7 +131,7 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     logprobs: bytes = b""
     """float32 LE, as many as `sampled`."""
     logprobs_mode: str = "processed"
-    """The engine's: `raw` or `processed` (after temperature and truncation)."""
+    """The engine's: `raw`, `processed` (after temperature and truncation), or `unknown`."""
     answer: bytes = b""
     """JSON: the canonical assistant message; empty unless answered."""
     tools: bytes | None = None
@@ -150,3 +167,16 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     """Tokens mode: prompt tokens kept as they were sampled, where the engine's own rendering would spell them differently."""
     unsaid_calls: int = 0
     """Tokens mode: sampled tool calls that weren't sent to the harness, which takes one at a time."""
+    publication: int | None = None
+    """Offset on `polar.fleet` of the PolicyVersion that published the weights of `policy_version`: a number that is used twice has two.
+    None: unknown."""
+    prompt_doubt: str | None = None
+    """Why the engine may have read another prompt than is recorded, as it reports itself; None: nothing shows that."""
+    rejects: list[str] = []
+    """Earlier calls with this very prompt whose answers the harness had received whole, and asked again."""
+    media: list[Medium] = []
+    """The images and sounds of the whole prompt, in its order."""
+    routed_experts: str | None = None
+    """Blob reference: the experts that the model's layers chose for each token. None: not captured."""
+    sampling_mask: str | None = None
+    """Blob reference: the tokens that truncation left to choose from, for each sampled token. None: not captured."""

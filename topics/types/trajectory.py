@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from topics.types.completion import PolicySpan, Sampling
+from topics.types.completion import Medium, PolicySpan, Sampling
 from topics.types.errors import SessionError
 from topics.types.session import Accounting, Status
 from topics.types.tokens import Ids, Logprobs, count, unpack_ids, unpack_logprobs
@@ -46,6 +46,20 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """Set if weights changed within the answer, as in its Completion; empty: `policy_version` holds for every token."""
     realigned: int = 0
     """Prompt tokens kept as they were sampled, where the engine's own rendering would spell them differently."""
+    engine: str = ""
+    """Its name in the proxy's settings; empty in older records."""
+    logprobs_mode: str = "unknown"
+    """`raw`, `processed` (after temperature and truncation), or `unknown`, as in older records."""
+    publication: int | None = None
+    """As in its Completion: with `policy_version` it identifies the weights."""
+    prompt_doubt: str | None = None
+    """As in its Completion; its tokens are masked."""
+    media: list[Medium] = []
+    """As in its Completion."""
+    routed_experts: str | None = None
+    """As in its Completion."""
+    sampling_mask: str | None = None
+    """As in its Completion."""
 
     def versions(self, start: int, end: int) -> list[tuple[int | None, int, int]]:
         """Runs (version, start, end) of equal policy version within the sampled tokens `[start, end)`, ascending."""
@@ -67,6 +81,8 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     """Index into `calls` of the call that sampled the tokens; None for tokens that the model only read."""
     masked: str | None = None
     """Reason code if the sampled tokens are trainable in no trace."""
+    media: list[Medium] = []
+    """The images and sounds that begin in it; a `position` counts from the node's first token."""
 
 
 class Trace(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -21,7 +21,16 @@ from analytics.lake.schema import TABLES
 from tests.topics.specimens import any_of, full, tag
 from topics import completions, events
 from topics.completions import Disowned
-from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, PolicySpan, Sampling, TokenDelta
+from topics.types.completion import (
+    CallError,
+    CallOutcome,
+    Completion,
+    Medium,
+    MessageDelta,
+    PolicySpan,
+    Sampling,
+    TokenDelta,
+)
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Accounting, Status
 from topics.types.tokens import pack_ids, pack_logprobs
@@ -137,12 +146,22 @@ def call_of(row: Row) -> Completion:
         "answer": (row["answer"] or "").encode(),
         "tools": None if row["tools"] is None else row["tools"].encode(),
         "sampling": Sampling(**{name: row[name] for name in Sampling.__struct_fields__}),
-        "policy_spans": [PolicySpan(**span) for span in row["policy_spans"]],
+        "policy_spans": spans_of(row),
+        "media": media_of(row),
         "error": None,
     }
     if row["error_code"] is not None:
         made["error"] = CallError(row["error_code"], row["error_message"], row["error_status"])
     return Completion(**plain | made)
+
+
+def spans_of(row: Row) -> list[PolicySpan]:
+    pairs = zip(row["policy_spans"], row["span_publications"], strict=True)
+    return [PolicySpan(**span, publication=publication) for span, publication in pairs]
+
+
+def media_of(row: Row) -> list[Medium]:
+    return [] if row["media"] is None else msgspec.json.decode(row["media"], type=list[Medium])
 
 
 def milliseconds(at: datetime) -> int:
@@ -162,7 +181,7 @@ TRAJECTORY = Trajectory(
     error=SessionError("run", Kind.AGENT, "exit_code", "it ended with 3", retryable=True),
     nodes=[
         Node(-1, pack_ids([1, 2, 3])),
-        Node(0, pack_ids([4, 5]), pack_logprobs([-0.5, -0.25]), call=0),
+        Node(0, pack_ids([4, 5]), pack_logprobs([-0.5, -0.25]), call=0, media=[Medium("00ff", position=1)]),
         Node(1, pack_ids([6]), pack_logprobs([-1]), call=0, masked="drift"),
         Node(1, pack_ids([7, 8])),
         Node(3, pack_ids([9]), pack_logprobs([0]), call=1),
@@ -170,7 +189,9 @@ TRAJECTORY = Trajectory(
     calls=[
         Call(
             "c0", "main", "answered", "openai_chat", 1_000, 2_000, 3, 3, finish_reason="stop", sampling=Sampling(top_k=5),
-            policy_version=3, policy_spans=[PolicySpan(3, 0, 1), PolicySpan(4, 1, 3)], realigned=2,
+            policy_version=3, policy_spans=[PolicySpan(3, 0, 1, 17), PolicySpan(4, 1, 3)], realigned=2,
+            engine="policy", logprobs_mode="raw", publication=17, prompt_doubt="count", media=[Medium("00ff", "audio", 4)],
+            routed_experts="blob:sha256/01", sampling_mask="blob:sha256/02",
         ),
         Call("c1", "main", "answered", "openai_chat", 3_000, 2**60, 7, 1, parent="c0", branch="edited", reward=1.0, policy_version=4),
     ],
@@ -220,6 +241,7 @@ def trajectory_of(whole: Row, read: dict[str, list[Row]]) -> Trajectory:
                 tokens=pack_ids(row["tokens"]),
                 logprobs=None if row["logprobs"] is None else pack_logprobs(row["logprobs"]),
                 call=None if row["call_id"] is None else called[row["call_id"]],
+                media=media_of(row),
             )
             for row in read["nodes"]
         ],
@@ -231,7 +253,8 @@ def trajectory_of(whole: Row, read: dict[str, list[Row]]) -> Trajectory:
                 received_at=milliseconds(row["received_at"]),
                 completed_at=milliseconds(row["completed_at"] or EPOCH),
                 sampling=msgspec.json.decode(row["sampling"], type=Sampling),
-                policy_spans=[PolicySpan(**span) for span in row["policy_spans"]],
+                policy_spans=spans_of(row),
+                media=media_of(row),
             )
             for row in read["trajectory_calls"]
         ],
