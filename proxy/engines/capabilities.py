@@ -30,6 +30,8 @@ HALF_WAY = 0.75
 SCRIPTED = "polar-scripted"
 """Prefix of the scripted engine's version. It records every call, so it gets no requests of ours."""
 TOKENS_MODE = ("tokens", "vllm_tokens")
+FIRST_VERSION = "0.32"
+"""The first version of vLLM whose generate answers with what mode `tokens` needs; read from the wheels (docs/vllm.md)."""
 
 LogprobsMode = Literal["raw", "processed"]
 
@@ -41,6 +43,8 @@ class RouteState(StrEnum):
     OFF = "off"
     """The route exists and is switched off."""
     MISSING = "missing"
+    OLDER = "older"
+    """The route answers without fields that mode `tokens` needs."""
     SILENT = "silent"
     """Unknown: no whole answer within DETECTION_S, an overload, or a server error."""
 
@@ -166,7 +170,14 @@ def _missing_routes(found: Capabilities) -> Iterator[MissingFeature]:
 
 _UNUSABLE = {
     RouteState.OFF: ("switched off", 'start vLLM with --enable-scale-out, or use mode "chat"'),
-    RouteState.MISSING: ("not found", 'use vLLM 0.24 or newer, started with --enable-scale-out, or use mode "chat"'),
+    RouteState.MISSING: (
+        "not found",
+        f'use vLLM {FIRST_VERSION} or newer, started with --enable-scale-out, or use mode "chat"',
+    ),
+    RouteState.OLDER: (
+        "answers without the token_id of each logprob or without stop_reason",
+        f'use vLLM {FIRST_VERSION} or newer, or use mode "chat"',
+    ),
     RouteState.SILENT: (
         f"no answer within {DETECTION_S:.0f} s, or a server error",
         "check whether the server is paused or overloaded; calls fail until it answers",
@@ -184,7 +195,7 @@ SHORT = [{"role": "user", "content": "Say a word."}]
 """Messages of a small request."""
 PLAIN: dict[str, Any] = {"logprobs": True, "top_logprobs": ALTERNATIVES, "top_p": 1.0, "top_k": ANY_TOKEN, "min_p": 0.0}
 """Fields that ask for the likeliest tokens of an untruncated distribution."""
-_ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}
+_ONE_TOKEN = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "logprobs": 0}
 _TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -224,6 +235,8 @@ async def detect(base_url: str, model: str, api_key: ApiKey | None = None) -> Ca
     finally:
         connections.close()
     render, generate, derender = map(_route_state, routes)
+    if generate is RouteState.WORKS and not _is_whole_generation(routes[1]):
+        generate = RouteState.OLDER
     return Capabilities(
         version,
         context_of(models, model),
@@ -260,6 +273,15 @@ def _route_state(response: Response | None) -> RouteState:
     if response.status == 403:
         return RouteState.OFF
     return RouteState.WORKS if response.status in (200, 400, 422) else RouteState.MISSING
+
+
+def _is_whole_generation(response: Response | None) -> bool:
+    """Whether a generation has all fields of mode `tokens`; a rejected request shows nothing, so True."""
+    try:
+        choice = json_of(response)["choices"][0] if response is not None and response.status == 200 else None
+        return choice is None or ("stop_reason" in choice and "token_id" in choice["logprobs"]["content"][0])
+    except (KeyError, IndexError, TypeError):
+        return False
 
 
 def context_of(response: Response | None, model: str) -> int | None:

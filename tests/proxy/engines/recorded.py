@@ -79,6 +79,12 @@ def rendering(asked: dict[str, Any]) -> Answer:
     return 200, {"request_id": "chatcmpl-8926", "token_ids": [0, 1800, 205], "sampling_params": params}
 
 
+def generation(entry: dict[str, Any], **fields: Any) -> Answer:
+    """An answer of generate, with this logprob of its only token."""
+    choice = {"index": 0, "finish_reason": "length", "token_ids": [2452], "logprobs": {"content": [entry]}}
+    return 200, {"request_id": "generate-tokens-8ef4", "choices": [choice | fields]}
+
+
 BARE: dict[str, CannedAnswer] = {
     "/version": (200, {"version": "0.32.0"}),
     "/v1/models": (200, {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 8192}]}),
@@ -96,10 +102,7 @@ FULL: dict[str, CannedAnswer] = {
     "/weight_info": (200, {"weight_version": "default"}),
     "/v1/chat/completions": processed_chat,
     "/v1/chat/completions/render": rendering,
-    "/inference/v1/generate": (
-        200,
-        {"request_id": "generate-tokens-8ef4", "choices": [{"index": 0, "token_ids": [2452]}]},
-    ),
+    "/inference/v1/generate": generation({"token_id": 2452, "logprob": -7.1, "rank": 12}, stop_reason=None),
     "/v1/chat/completions/derender": (400, {"error": {"message": "3 validation errors: …", "code": 400}}),
 }
 """The same with the flags of docs/vllm.md."""

@@ -12,7 +12,17 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.engines import capabilities
 from proxy.engines.capabilities import Capabilities, RouteState, detect, logprobs_mode_of, missing_features
 from proxy.engines.connection import UnreachableError
-from tests.proxy.engines.recorded import AT_TWO, BARE, FULL, LOGPROBS, NOT_FOUND, CannedAnswer, answering
+from tests.proxy.engines.recorded import (
+    AT_TWO,
+    BARE,
+    FULL,
+    LOGPROBS,
+    NOT_FOUND,
+    Answer,
+    CannedAnswer,
+    answering,
+    generation,
+)
 
 
 async def asked(told: dict[str, CannedAnswer]) -> Capabilities:
@@ -89,7 +99,36 @@ async def test_an_answer_that_shows_nothing_is_not_said_to_lack_anything(answer:
 async def test_routes_that_an_older_server_has_not_are_told_apart_from_those_that_are_off() -> None:
     found = await asked({**FULL, "/v1/chat/completions/derender": NOT_FOUND})
     [fatal] = missing_features(found, "tokens")
-    assert str(fatal).startswith('mode "tokens" needs derender: not found: use vLLM 0.24 or newer')
+    assert str(fatal).startswith('mode "tokens" needs derender: not found: use vLLM 0.32 or newer')
+
+
+OF_VLLM_31 = {"token": "token_id:2452", "logprob": -7.1, "bytes": [116], "top_logprobs": []}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        generation(OF_VLLM_31),
+        generation(OF_VLLM_31, stop_reason=None),
+        generation({"token_id": 2452, "logprob": -7.1}),
+        (200, {"choices": [{"index": 0, "token_ids": [2452], "logprobs": None, "stop_reason": None}]}),
+        (200, []),
+    ],
+)
+async def test_a_server_whose_generate_lacks_what_the_mode_reads_is_too_old(answer: Answer) -> None:
+    found = await asked({**FULL, "/inference/v1/generate": answer})
+    [fatal] = missing_features(found, "tokens")
+    assert fatal.is_fatal
+    assert str(fatal) == (
+        'mode "tokens" needs generate: answers without the token_id of each logprob or without stop_reason: '
+        'use vLLM 0.32 or newer, or use mode "chat"'
+    )
+    assert said(found, "chat") == []
+
+
+async def test_a_generate_that_rejects_token_0_is_not_said_to_be_too_old() -> None:
+    found = await asked({**FULL, "/inference/v1/generate": (400, {"error": {"message": "token 0"}})})
+    assert found.generate is RouteState.WORKS
 
 
 async def test_a_gateway_that_knows_chat_alone_can_be_used_in_chat_mode() -> None:
