@@ -103,7 +103,6 @@ class SharedCalls:
         self._answers = [
             msgspec.structs.replace(answer, prompt_ids=b"", sampled_ids=b"", logprobs=b"") for answer in self.answers()
         ]
-
         on_delivered, self.on_delivered = self.on_delivered, nothing
         on_delivered(self)
 
@@ -125,7 +124,7 @@ class SharedCalls:
 
 
 def nothing(_: SharedCalls) -> None:
-    """The callback of shared calls that nobody waits for."""
+    """The callback of shared calls whose event interests nobody."""
 
 
 def _result(call: CallTask) -> Answer | BaseException | None:

@@ -37,13 +37,13 @@ class SeenAnswers:
         return 600 * len(self._answers)
 
     def add(self, question: Question, call_ids: Iterable[str], at: float) -> None:
-        """Adds the answers to a request, which were delivered whole `at` a time in Unix seconds."""
+        """Adds the answers to one request. `at`: when they were delivered whole, in Unix seconds."""
         self._answers.setdefault(question, []).extend((call_id, at) for call_id in call_ids)
         if len(self._answers) > QUESTIONS:
             self._answers.popitem(last=False)
 
     def asked_again(self, question: Question, at: float) -> list[str]:
-        """Ids of the answers that were delivered before the question was received `at` a time; they are returned once."""
+        """Ids of the answers that were delivered before the question was received again. Each is returned once. `at`: Unix seconds."""
         answers = self._answers.pop(question, [])
         if under_way := [answer for answer in answers if answer[1] > at]:
             self._answers[question] = under_way

@@ -29,6 +29,22 @@ LOGPROB_STEP = 1 / 1024
 DAMAGE = ("gone", "base_missing", "invalid_tokens", "chain_differs", "invalid_logprobs")
 
 
+@dataclass(frozen=True)
+class Served:
+    """How a group's calls are sampled: some trainers take only one mode and one temperature at a time."""
+
+    modes: Sequence[str]
+    """Of logprobs."""
+    temperatures: Sequence[float]
+
+
+def served(random: Random) -> Served:
+    """One mode and one temperature, as a rule."""
+    mode, temperature = random.choice(["processed", "raw", "unknown"]), random.choice([1.0, 0.7])
+    is_mixed = random.random() < 0.2
+    return Served(["processed", "raw"] if is_mixed else [mode], [1.0, 0.7] if is_mixed else [temperature])
+
+
 @dataclass
 class _Conversation:
     """What an agent would send next."""
@@ -40,17 +56,18 @@ class _Conversation:
     realigned: int = 0
 
 
-def session(random: Random, numbers: Iterator[int], index: int = 0, samples: int = 1) -> Session:
+def session(random: Random, numbers: Iterator[int], served: Served, index: int = 0, samples: int = 1) -> Session:
     """A session of 0 to some 100 calls; `numbers` gives the logprobs of all sessions of a group."""
-    return _Agent(random, numbers, f"t.{index}").lived(index, samples)
+    return _Agent(random, numbers, served, f"t.{index}").lived(index, samples)
 
 
 class _Agent:
     """A harness and its engines, over one session."""
 
-    def __init__(self, random: Random, numbers: Iterator[int], session_id: str) -> None:
+    def __init__(self, random: Random, numbers: Iterator[int], served: Served, session_id: str) -> None:
         self._random = random
         self._numbers = numbers
+        self._served = served
         self._session_id = session_id
         self._words = random.choice([3, 40, 40, 30_000])
         self._images = MEDIA and random.random() < 0.5
@@ -216,7 +233,7 @@ class _Agent:
             prompt = [(BEGIN, *images), *ids_of(prompt[1:])]
         request = f"{self._session_id}-{len(self._calls)}"
         sampling = self._sampling()
-        mode = self._random.choice(["processed", "processed", "raw", "unknown"])
+        mode = self._random.choice(self._served.modes)
         asked: list[Lived] = []
         for choice in range(self._random.choice([1] * 9 + [2, 3])):
             outcome = self._random.choices([*CallOutcome], [12, 1, 1])[0]
@@ -250,7 +267,7 @@ class _Agent:
     def _sampling(self) -> Sampling:
         is_truncated = self._random.random() < 0.2
         return Sampling(
-            temperature=self._random.choice([1.0, 0.7]),
+            temperature=self._random.choice(self._served.temperatures),
             repetition_penalty=self._random.choice([None, None, 1.1]),
             top_p=0.9 if is_truncated else None,
             truncated=is_truncated,

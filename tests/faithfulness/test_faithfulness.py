@@ -19,7 +19,7 @@ from consumers.builders.prefix_merging import PrefixMerging
 from consumers.token_tree.branches import Branch, Drift
 from consumers.token_tree.masks import FILTERS, Masked
 from polar.trainer.groups import Group
-from tests.faithfulness.agents import KINDS, session
+from tests.faithfulness.agents import KINDS, served, session
 from tests.faithfulness.exports import FORMATS, trl_rollouts
 from tests.faithfulness.lived import Session
 from tests.faithfulness.oracle import check_trajectory
@@ -62,20 +62,29 @@ def built(lived: Session, builder: PrefixMerging | PerRequest) -> Trajectory:
 
 
 def exported(rows_of: Callable[[Group], Iterator[Row]], group: Group) -> list[Row] | None:
-    """The group in a format; None if it has no place for a session with several traces, or for calls with rewards of their own."""
+    """The group in a format; None if the format may have no place for it."""
     try:
         return list(rows_of(group))
     except InputError:
-        if any(len(one.traces) > 1 or any(call.reward is not None for call in one.calls) for one in group.trajectories):
-            return None
-        raise
+        if is_simple(group):
+            raise
+        return None
+
+
+def is_simple(group: Group) -> bool:
+    """Whether every format has a place for a group: one trace per session, one reward, one way of sampling, and no images."""
+    calls = [call for one in group.trajectories for call in one.calls]
+    ways = {(call.logprobs_mode, call.sampling.temperature) for call in calls}
+    has_extras = any(call.reward is not None or call.media for call in calls)
+    return all(len(one.traces) <= 1 for one in group.trajectories) and len(ways) <= 1 and not has_extras
 
 
 def check_group(seed: int) -> int:
     """Raises UnfaithfulError if any of the group's tokens isn't what it should be; returns the number of sessions."""
     random = Random(seed)
     numbers, size = count(1), random.choice([1, 1, 2, 3])
-    lived = [session(random, numbers, index, size) for index in range(size)]
+    how = served(random)
+    lived = [session(random, numbers, how, index, size) for index in range(size)]
     truth = Truth(lived)
     for builder in (PrefixMerging, PerRequest):
         chosen = settings(random)
@@ -109,7 +118,8 @@ def test_the_sessions_have_every_case() -> None:
     """Of branches, drift and reasons, but for those of filters, which only some settings use."""
     found: Counter[str] = Counter()
     for seed in range(300):
-        lived = session(Random(seed), count(1))
+        random = Random(seed)
+        lived = session(random, count(1), served(random))
         stats = built(lived, PrefixMerging()).stats
         found.update([*stats.branches, *stats.drift, *stats.masked_tokens])
     assert {*Branch, *Drift, *Masked} - FILTERS - {Masked.NO_TRACE} - found.keys() == set()
