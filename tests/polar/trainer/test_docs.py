@@ -46,6 +46,7 @@ EXPECTED = {
         "Async": ["math [1.0, 0.0, None]"],
         "Evaluation": ["mean reward 0.50 of 2"],
         "Packing": ["[('math.0', 0), ('math.1', 0)] [0, 5, 10] [0, 1, 2, 3, 4, 0]"],
+        "Images": ["math.0 []", "math.1 []"],
         "Submitting as you consume": ["math", "{}"],
     },
     "exporters.md": {
