@@ -49,14 +49,20 @@ class Pipeline:
     """The steps of every call."""
 
     def __init__(
-        self, engines: Engines, producer: LogProducer, capture: Capture, fleet: Fleet, metrics: ProxyMetrics
+        self,
+        engines: Engines,
+        producer: LogProducer,
+        capture: Capture,
+        fleet: Fleet,
+        versions: VersionAttribution,
+        metrics: ProxyMetrics,
     ) -> None:
         self.engines = engines
         self._producer = producer
         self._capture = capture
         self._fleet = fleet
         self._metrics = metrics
-        self._versions = VersionAttribution(metrics)
+        self._versions = versions
 
     async def run(self, call: CallTask, size: int) -> Answer | RefusalError:
         """An answer that is on the log, or the error in its place; `size` is the request's, in bytes."""
@@ -116,7 +122,7 @@ class Pipeline:
                 was_held = True
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
-            return self._versions.attribute(engine.name, answer, under_way.version)
+            return self._versions.attribute(engine.name, answer, under_way)
 
     async def _wait_for_fleet(self, call: CallTask, until: float) -> bool:
         """Returns when the fleet runs: whether it was paused."""

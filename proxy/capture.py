@@ -172,6 +172,7 @@ def answered_record(spec: CallSpec, answer: Answer) -> Completion:
         model_served=answer.model,
         policy_version=answer.policy_version,
         policy_spans=list(answer.policy_spans),
+        publication=answer.publication,
         realigned=answer.realigned,
         unsaid_calls=answer.unsaid_calls,
     )

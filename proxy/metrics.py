@@ -33,7 +33,7 @@ class ProxyMetrics:
         misdirected = "Forwarded requests refused because their session isn't ours"
         self.misdirected = counter("polar_proxy_misdirected", misdirected)
         self.read_back = counter("polar_proxy_read_back", "Claims read back from the log")
-        doubted = "Answers whose engine didn't name their weights by versions"
+        doubted = "Answers whose weights the engine or the published version doesn't identify"
         self.doubted = counter("polar_proxy_policy_doubts", doubted, ["reason"])
         self.unrecorded = counter("polar_proxy_unrecorded", "Records that didn't reach the log", ["record"])
 
