@@ -43,7 +43,7 @@ TRACE = _struct(
     loss_mask=pa.list_(pa.uint8()),
     logprobs=pa.list_(pa.float32()),
     policy_versions=pa.list_(INT),
-    calls=pa.list_(_struct(call_id=TEXT, start=INT, end=INT, sampling=SAMPLING, policy_version=INT)),
+    calls=pa.list_(_struct(call_id=TEXT, start=INT, end=INT, sampling=SAMPLING, policy_version=INT, publication=INT)),
     kind=TEXT,
     reward=REAL,
     finish_reason=TEXT,

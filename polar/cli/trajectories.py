@@ -161,6 +161,7 @@ def _trace(expanded: ExpandedTrace, as_dict: Callable[[Any], Any]) -> dict[str, 
                 "start": span.start,
                 "end": span.end,
                 "policy_version": span.policy_version,
+                "publication": span.publication,
                 "sampling": as_dict(span.call.sampling),
             }
             for span in expanded.spans
