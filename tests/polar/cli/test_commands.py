@@ -275,7 +275,7 @@ def a_trajectory(index: int) -> Trajectory:
         Node(2, pack_ids([6]), pack_logprobs([-1.0]), call=1, masked="undelivered"),
     ]
     calls = [
-        Call("c0", *call, policy_version=7, sampling=Sampling(temperature=1.0)),
+        Call("c0", *call, policy_version=7, publication=40, sampling=Sampling(temperature=1.0)),
         Call("c1", *call),
     ]
     trace = Trace(f"t.{index}/c1", leaf=3, trains=[1], reward=0.5, finish_reason="stop")
@@ -302,7 +302,16 @@ def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> 
         "token_ids": [1, 2, 3, 4, 5, 6],
         "loss_mask": [0, 0, 1, 1, 0, 0],
         "policy_versions": [7],
-        "calls": [{"call_id": "c0", "start": 2, "end": 4, "policy_version": 7, "sampling": {"temperature": 1.0}}],
+        "calls": [
+            {
+                "call_id": "c0",
+                "start": 2,
+                "end": 4,
+                "policy_version": 7,
+                "publication": 40,
+                "sampling": {"temperature": 1.0},
+            }
+        ],
         "kind": "main",
         "reward": 0.5,
         "finish_reason": "stop",
