@@ -168,7 +168,8 @@ class EngineCall:
     async def __aenter__(self) -> Self:
         self._fleet.began(self)
         self._weights = self._fleet.weights(self._engine)
-        self.published()
+        if self._weights.publication is not None:
+            self._served.append(self._weights.publication)
         await self._scope.__aenter__()
         return self
 
