@@ -39,10 +39,16 @@ VERSION = "0.32.0+cpu"
 """What vLLM's command is told that it is."""
 
 
-def pins() -> dict[str, str]:
-    """Versions by normalised name, as `requirements.txt` pins them."""
-    lines = (line.partition("#")[0].strip() for line in PINS.read_text().splitlines())
+def pins(file: Path = PINS) -> dict[str, str]:
+    """Versions by normalised name, as this `requirements.txt` pins them."""
+    lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
     return {_normal(name): version for name, _, version in (line.partition("==") for line in lines if line)}
+
+
+def installed(packages: Path) -> dict[str, str]:
+    """Versions by normalised name, as the folder of packages has them."""
+    found = metadata.distributions(path=[str(packages)])
+    return {_normal(distribution.name): distribution.version for distribution in found}
 
 
 def environment(announce: Callable[[str], None]) -> Path:
@@ -60,10 +66,7 @@ def environment(announce: Callable[[str], None]) -> Path:
 
 def is_whole(folder: Path) -> bool:
     """Every pinned package is there in its version, and the Python under the environment too."""
-    found = {
-        _normal(distribution.name): distribution.version
-        for distribution in metadata.distributions(path=[str(_packages(folder))])
-    }
+    found = installed(_packages(folder))
     return (folder / "bin" / "python").exists() and (pins() | {"vllm": VERSION}).items() <= found.items()
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polar.trainer.advantages import Baseline, baselines
 from polar.trainer.groups import Group, trained
 from topics.types.tokens import Ids, Logprobs, count
-from topics.types.trajectory import Trace, Trajectory, expand, path
+from topics.types.trajectory import Call, Trace, Trajectory, expand, path
 
 Floats = NDArray[np.float32]
 Versions = NDArray[np.int64]
@@ -92,7 +92,9 @@ def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, w
     for node in path(trajectory, trace.leaf):
         end = start + count(trajectory.nodes[node].tokens)
         if node in trained:
-            advantages[start:end] = baseline.advantage(_reward(trajectory, trace, node))
+            call = trajectory.nodes[node].call
+            assert call is not None, "a trained node has a call"
+            advantages[start:end] = baseline.advantage(reward_of(trajectory.calls[call], trace))
         start = end
     for span in expanded.spans:
         if span.policy_version is not None:
@@ -112,9 +114,7 @@ def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, w
     )
 
 
-def _reward(trajectory: Trajectory, trace: Trace, node: int) -> float:
-    call = trajectory.nodes[node].call
-    assert call is not None, "a trained node has a call"
+def reward_of(call: Call, trace: Trace) -> float:
+    """The reward of the call's tokens in a trace with a reward: the call's own if the evaluator gave one, otherwise the trace's."""
     assert trace.reward is not None, "a credited trace has a reward"
-    call_reward = trajectory.calls[call].reward
-    return trace.reward if call_reward is None else call_reward
+    return trace.reward if call.reward is None else call.reward

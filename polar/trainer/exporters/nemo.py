@@ -1,9 +1,11 @@
-"""NeMo-Gym's results and NeMo-RL's message logs (`nemo_gym/openai_utils.py`, NVIDIA-NeMo/Gym at 07d6b0d07;
-`nemo_rl/environments/nemo_gym.py`, NVIDIA-NeMo/RL at 7ea279abf, August 2026).
+"""NeMo-Gym's results and NeMo-RL's message logs (`BaseVerifyResponse` of `nemo_gym/base_resources_server.py`, nemo-gym 0.7.0;
+`nemo_rl/environments/nemo_gym.py` and `nemo_rl/experience/rollouts.py`, NVIDIA-NeMo/RL at 7ea279abf, August 2026; no package index has
+NeMo-RL).
 
 NeMo-RL requires: each output item's `prompt_token_ids` begin with all tokens of earlier items, including the sampled ones; sampled tokens
 are not empty and have finite logprobs; a message log alternates between user and assistant, and only the assistant's tokens are
-trained. Here one linear trace is one result, and one run of trained tokens is one item.
+trained. It reads one result as one sample of its prompt, with one reward, and every result enters the prompt's baseline. So one session
+is one result here, a linear trace, and one run of trained tokens is one item.
 """
 
 from __future__ import annotations
@@ -12,24 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from polar.trainer.exporters.segments import Segment, rewarded
+from polar.trainer.exporters.segments import Branches, Segment, one_reward, only
 from polar.trainer.groups import Group
 from topics.types.trajectory import Trajectory
 
 
-def results(group: Group, *, task_index: int) -> list[dict[str, Any]]:
-    """One Gym result per trace, with the trace's reward. The results of one session have the same `_ng_rollout_index`."""
+def results(group: Group, *, task_index: int, branches: Branches = "refuse") -> list[dict[str, Any]]:
+    """One Gym result per session with a reward and trained tokens. `_ng_rollout_index` is the sample's index.
+
+    `branches`: refuse a session with several traces, or train only its longest trace. Raises InputError for a refused session, and for
+    one whose calls have different rewards.
+    """
     return [
-        {
-            "responses_create_params": {"input": []},
-            "response": _response(trajectory, segment),
-            "reward": segment.reward,
-            "_ng_rollout_id": trajectory.session_id,
-            "_ng_task_index": task_index,
-            "_ng_rollout_index": trajectory.sample_index,
-        }
-        for trajectory, parts in rewarded(group)
-        for segment in parts
+        _result(trajectory, segment, task_index)
+        for trajectory in group.trajectories
+        if trajectory.reward is not None
+        and (segment := only(trajectory, branches, "make a message_log of each, with advantages of your own"))
     ]
 
 
@@ -57,6 +57,17 @@ def message_log(segment: Segment) -> list[dict[str, Any]]:
     return log
 
 
+def _result(trajectory: Trajectory, segment: Segment, task_index: int) -> dict[str, Any]:
+    return {
+        "responses_create_params": {"input": []},
+        "response": _response(trajectory, segment),
+        "reward": one_reward(trajectory, [segment], "make a message_log, with advantages of your own"),
+        "_ng_rollout_id": trajectory.session_id,
+        "_ng_task_index": task_index,
+        "_ng_rollout_index": trajectory.sample_index,
+    }
+
+
 def _response(trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
     ids, logprobs = segment.expanded.token_ids.tolist(), segment.expanded.logprobs.tolist()
     name = f"{trajectory.session_id}/{segment.index}"
@@ -73,4 +84,15 @@ def _response(trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
         }
         for number, (start, end) in enumerate(segment.runs())
     ]
-    return {"id": name, "object": "response", "output": items}
+    first, *_ = segment.calls
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": first.received_at / 1000,
+        "model": first.model_served or "",
+        "output": items,
+        # Required by the type; NeMo-RL reads none of them.
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }

@@ -1,8 +1,13 @@
-"""prime-rl's `TrainingSample` (`src/prime_rl/transports/rollouts/types.py`, PrimeIntellect-ai/prime-rl at 559b44772, August 2026).
+"""prime-rl's `TrainingSample` (`src/prime_rl/transports/rollouts/types.py`, PrimeIntellect-ai/prime-rl at 559b44772, August 2026; no
+package index has prime-rl).
 
-prime-rl requires: one sample per branch, without a split into prompt and response; all arrays as long as `token_ids`; shared tokens of
-branches are trained in the first branch; one advantage per token, since its trainer computes none. A sample is sent as a msgpack array:
-`msgspec.msgpack.encode` of this type gives bytes that prime-rl's type decodes.
+prime-rl requires (`trainer/batch.py`): one sample per branch, without a split into prompt and response; all arrays as long as `token_ids`;
+shared tokens of branches are trained in the first branch; one advantage per token, since its trainer computes none. The trainer divides the
+logits at an index by the temperature at that index (`trainer/rl/train.py`), and these logits predict the next token. So a token's
+temperature is one place before it. Mask, logprobs, advantages and weights are at the token: prime-rl shifts its own logprobs there.
+
+prime-rl's orchestrator packs samples in its own process (`prepare_batch`) and sends the packed batches. To hand it these samples, decode
+their bytes: `msgspec.msgpack.encode` of this type gives an array that prime-rl's type decodes.
 """
 
 from __future__ import annotations
@@ -13,10 +18,13 @@ from numpy.typing import NDArray
 
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
+from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory, expand
 
 PLAIN = 1.0
-"""The temperature of tokens that weren't sampled, and of calls that set none."""
+"""The temperature where the next token isn't trained."""
+RESERVED = "all"
+"""The `env_name` under which prime-rl adds up its metrics."""
 
 
 class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -26,6 +34,7 @@ class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     mask: list[bool]
     logprobs: list[float]
     temperatures: list[float]
+    """Of the logits that predict the token after each."""
     env_name: str
     ref_logprobs: None = None
     mm_kwargs: None = None
@@ -38,13 +47,25 @@ class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults
 
 
 def training_samples(
-    group: Group, *, env_name: str, by_deviation: bool = True, leave_one_out: bool = False, by_session: bool = False
+    group: Group,
+    *,
+    env_name: str,
+    unknown_temperature: float | None = None,
+    by_deviation: bool = True,
+    leave_one_out: bool = False,
+    by_session: bool = False,
 ) -> list[TrainingSample]:
-    """The group's rows with GRPO's advantages per rollout.
+    """The group's rows with GRPO's advantages per rollout, or per call with a reward.
 
+    `unknown_temperature`: the temperature of calls that set none, which is the engine's default. Raises InputError for such calls without
+    it, and for greedy calls.
     `by_session` gives all sessions the same total weight (`rl_weights`, with mean 1 over the group's tokens). Otherwise each token has
     weight 1, as in prime-rl.
     """
+    if env_name == RESERVED:
+        raise InputError("env_name", env_name, "is reserved by prime-rl: name the environment")
+    if unknown_temperature is not None and unknown_temperature <= 0:
+        raise InputError("unknown_temperature", unknown_temperature, "must be above 0: prime-rl divides logits by it")
     rows = grpo(group, by_deviation=by_deviation, leave_one_out=leave_one_out)
     weights = [row.weights for row in rows]
     tokens = sum(int(row.loss_mask.sum()) for row in rows)
@@ -55,7 +76,7 @@ def training_samples(
             row.token_ids.tolist(),
             row.loss_mask.astype(bool).tolist(),
             row.logprobs.tolist(),
-            _temperatures(sessions[row.session_id], row.trace).tolist(),
+            _temperatures(sessions[row.session_id], row.trace, unknown_temperature).tolist(),
             env_name,
             rl_weights=(weight * scale).tolist() if by_session else None,
             advantages=row.advantages.tolist(),
@@ -64,11 +85,18 @@ def training_samples(
     ]
 
 
-def _temperatures(trajectory: Trajectory, trace: int) -> NDArray[np.float64]:
-    """float64 [n]"""
+def _temperatures(trajectory: Trajectory, trace: int, unknown: float | None) -> NDArray[np.float64]:
+    """float64 [n], at each index the temperature of the next token's logits"""
     expanded = expand(trajectory, trajectory.traces[trace])
     found = np.full(len(expanded.token_ids), PLAIN)
     for span in expanded.spans:
-        if span.call.sampling.temperature is not None:
-            found[span.start : span.end] = span.call.sampling.temperature
+        known = span.call.sampling.temperature
+        temperature = unknown if known is None else known
+        if temperature is None:
+            reason = f"call {span.call.call_id} set none: pass unknown_temperature=…, the engine's default"
+            raise InputError("temperature", None, reason)
+        if temperature <= 0:
+            reason = f"call {span.call.call_id} is greedy, and prime-rl divides logits by it: leave {trajectory.session_id} out"
+            raise InputError("temperature", temperature, reason)
+        found[max(0, span.start - 1) : span.end - 1] = temperature
     return found

@@ -5,13 +5,19 @@ The response begins with the first trained token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from polar.trainer.groups import Group
+from polar.trainer.rows import reward_of
+from topics.types.errors import InputError
 from topics.types.trajectory import Call, ExpandedTrace, Trace, Trajectory, expand
+
+Branches = Literal["refuse", "longest"]
+"""What becomes of a session with several traces where the trainer takes one: an error, or its longest trace alone."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,11 @@ class Segment:
         return list({span.call.call_id: span.call for span in self.expanded.spans}.values())
 
     @property
+    def rewards(self) -> list[float]:
+        """The rewards of its trained tokens: one per call, in order; its session must have one."""
+        return [reward_of(call, self.expanded.trace) for call in self.calls]
+
+    @property
     def policy_versions(self) -> list[int | None]:
         """The versions that sampled its trained tokens: in order, each once per call; None for an unknown version."""
         versions = {(span.call.call_id, span.policy_version): span.policy_version for span in self.expanded.spans}
@@ -91,6 +102,30 @@ def rewarded(group: Group) -> list[tuple[Trajectory, list[Segment]]]:
     """The group's sessions that have a reward and trained tokens, with their segments."""
     found = [(trajectory, segments(trajectory)) for trajectory in group.trajectories if trajectory.reward is not None]
     return [(trajectory, rows) for trajectory, rows in found if rows]
+
+
+def only(trajectory: Trajectory, branches: Branches, alternative: str) -> Segment | None:
+    """The session's only or longest row, with or without a reward; None without trained tokens.
+
+    Raises InputError for a session with several rows that `branches` refuses; `alternative` says what else the caller can do.
+    """
+    rows = segments(trajectory)
+    if len(rows) > 1 and branches == "refuse":
+        reason = f"has {len(rows)} traces, and the trainer takes one: pass branches='longest', or {alternative}"
+        raise InputError("groups", trajectory.session_id, reason)
+    return rows[-1] if rows else None
+
+
+def one_reward(trajectory: Trajectory, rows: Sequence[Segment], alternative: str) -> float:
+    """The reward that all trained tokens of these rows have, for a trainer that takes one for all of them.
+
+    Raises InputError if calls have different rewards; `alternative` says what else the caller can do.
+    """
+    rewards = sorted({reward for row in rows for reward in row.rewards})
+    if len(rewards) > 1:
+        reason = f"its calls have the rewards {rewards}, and the trainer takes one for all of them: {alternative}"
+        raise InputError("groups", trajectory.session_id, reason)
+    return rewards[0]
 
 
 def _segment(trajectory: Trajectory, index: int, trace: Trace) -> Segment:

@@ -1,8 +1,9 @@
-"""SkyRL's `GeneratorOutput`, step-wise (`skyrl/train/generators/base.py`, NovaSky-AI/SkyRL at a9564572e, August 2026).
+"""SkyRL's `GeneratorOutput`, step-wise (`skyrl/train/generators/base.py`, skyrl 0.3.0, and NovaSky-AI/SkyRL at a9564572e, August 2026).
 
 SkyRL requires (`validate_generator_output`): all lists have the same length; a row's `loss_masks`, `rollout_logprobs` and response have the
 same length; a trajectory's rows are adjacent, and `is_last_step` is True only on the last of them. The reward counts on that row
-alone, and the other rows get its advantage. Here a row is a trace, and the longest is last. Enable `generator.step_wise_trajectories`.
+alone, and the other rows get its advantage, so a session whose calls have different rewards is refused. Here a row is a trace, and the
+longest is last. Enable `generator.step_wise_trajectories`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polar.trainer.exporters.segments import rewarded
+from polar.trainer.exporters.segments import one_reward, rewarded
 from polar.trainer.groups import Group
 
 
@@ -29,17 +30,21 @@ class TrajectoryID:
 
 
 def generator_output(groups: Sequence[Group]) -> dict[str, Any]:
-    """All rows in the order of the groups. Fields for which Polar has no data are None."""
-    rows = [
-        (trajectory, segment, segment is parts[-1])
+    """All rows in the order of the groups. Fields for which Polar has no data are None.
+
+    Raises InputError for a session whose calls have different rewards.
+    """
+    sessions = [
+        (trajectory, parts, one_reward(trajectory, parts, "use the advantages of polar.trainer.grpo"))
         for group in groups
         for trajectory, parts in rewarded(group)
-        for segment in parts
     ]
+    rewards = {trajectory.session_id: reward for trajectory, _, reward in sessions}
+    rows = [(trajectory, segment, segment is parts[-1]) for trajectory, parts, _ in sessions for segment in parts]
     return {
         "prompt_token_ids": [segment.prompt_ids for _, segment, _ in rows],
         "response_ids": [segment.response_ids for _, segment, _ in rows],
-        "rewards": [segment.reward if is_last else 0.0 for _, segment, is_last in rows],
+        "rewards": [rewards[trajectory.session_id] if is_last else 0.0 for trajectory, _, is_last in rows],
         "loss_masks": [segment.response_mask for _, segment, _ in rows],
         "stop_reasons": [segment.expanded.trace.finish_reason or "stop" for _, segment, _ in rows],
         "rollout_metrics": None,

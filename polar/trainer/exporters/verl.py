@@ -1,9 +1,10 @@
-"""verl's `AgentLoopOutput` and the `DataProto` that its workers make of them (`verl/experimental/agent_loop/agent_loop.py`,
-verl-project/verl at 1dda039b9, August 2026).
+"""verl's `AgentLoopOutput` and the `DataProto` that its workers make of them (`verl/experimental/agent_loop/agent_loop.py`, verl 0.9.1).
 
 verl requires: prompts are padded on the left, responses on the right; `response_mask` is 1 on the model's tokens alone; the reward is on
 the last token of the response; `uid` names the group. If a rollout has several outputs, verl copies the reward and `reward_extra_info` of
-the last one to the others, and only the last one enters the group's baseline (`trainer/ppo/v1/utils.py`). Here the longest trace is last.
+the last one to the others (`trainer/ppo/v1/agent_loop_tq.py`), and only the last one enters the group's baseline
+(`trainer/ppo/v1/utils.py`). Here the longest trace is last, and calls with different rewards are for `data_proto` alone, which has an
+advantage per token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.trainer.exporters.segments import Segment, rewarded, segments
+from polar.trainer.exporters.segments import Segment, one_reward, rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
 from topics.types.errors import InputError
@@ -35,11 +36,14 @@ class DataProto(msgspec.Struct, frozen=True):
 def agent_loop_outputs(trajectory: Trajectory, *, unknown_version: int | None = None) -> list[dict[str, Any]]:
     """The arguments of one `AgentLoopOutput` per trace. Empty for a session without a reward: the agent loop then returns None.
 
-    `unknown_version`: the global step to use for an unknown policy version; without it, an unknown version raises InputError.
+    `unknown_version`: the global step to use for an unknown policy version; without it, an unknown version raises InputError. So do calls
+    with different rewards.
     """
-    if trajectory.reward is None:
+    parts = segments(trajectory)
+    if trajectory.reward is None or not parts:
         return []
-    return [_output(trajectory, segment, unknown_version) for segment in segments(trajectory)]
+    reward = one_reward(trajectory, parts, "use data_proto, which has an advantage per token")
+    return [_output(trajectory, segment, reward, unknown_version) for segment in parts]
 
 
 def data_proto(
@@ -51,9 +55,9 @@ def data_proto(
     leave_one_out: bool = False,
     unknown_version: int | None = None,
 ) -> DataProto:
-    """A batch of all rows with `advantages` and `returns` per rollout, which replace verl's own computation.
+    """A batch of all rows with `advantages` and `returns`, which replace verl's own computation: per rollout, or per call with a reward.
 
-    Raises InputError for a prompt or response over its length, if no row is left, and as `agent_loop_outputs`.
+    Raises InputError for a prompt or response over its length, if no row is left, and for an unknown version as `agent_loop_outputs`.
     """
     rows = [
         (trajectory, segment)
@@ -146,7 +150,7 @@ def _names(rows: Sequence[tuple[Trajectory, Segment]], unknown_version: int | No
     return {"__num_turns__": turns, **{name: np.array(column, dtype=object) for name, column in columns.items()}}
 
 
-def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | None) -> dict[str, Any]:
+def _output(trajectory: Trajectory, segment: Segment, reward: float, unknown_version: int | None) -> dict[str, Any]:
     names = {"session_id": trajectory.session_id, "trace": segment.index}
     generating_s = sum(call.completed_at - call.received_at for call in segment.calls) / 1000
     return {
@@ -154,7 +158,7 @@ def _output(trajectory: Trajectory, segment: Segment, unknown_version: int | Non
         "response_ids": segment.response_ids,
         "response_mask": segment.response_mask,
         "response_logprobs": segment.response_logprobs,
-        "reward_score": segment.reward,
+        "reward_score": reward,
         "num_turns": _turns(segment),
         "metrics": {"generate_sequences": generating_s, "tool_calls": 0.0, "num_preempted": -1},
         # verl reads it from the last output of a rollout that has a reward.

@@ -1,14 +1,17 @@
-"""SkyRL's `GeneratorOutput`: what `validate_generator_output` asks of step-wise rows."""
+"""SkyRL's `GeneratorOutput`: what `validate_generator_output` asks of step-wise rows; tests/vllm/exporters runs SkyRL's own."""
 
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.trainer.exporters.skyrl import generator_output
 from polar.trainer.groups import Group
+from tests.polar.trainer.exporters.conftest import with_rewards
 from tests.polar.trainer.trees import groups
+from topics.types.errors import InputError
 
 KEYS = {
     "prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_metrics", "rollout_logprobs",
@@ -28,6 +31,13 @@ def test_a_branched_rollout_is_two_steps_and_the_longest_the_last(group: Group) 
     assert made["prompt_token_ids"] == [[1, 2, 3, 4, 7], [1, 2], [1, 2, 3]]
     assert made["response_ids"] == [[8], [3, 4, 5, 5, 6], [10, 1]]
     assert made["loss_masks"] == [[1], [1, 1, 0, 0, 1], [1, 1]]
+
+
+def test_calls_with_rewards_of_their_own_are_refused_unless_they_agree(group: Group) -> None:
+    """SkyRL adds the rewards of the last row up, and gives the other rows its advantage."""
+    with pytest.raises(InputError, match=r"groups: its calls have the rewards \[0\.0, 1\.0\], .* \(got 't\.0'\)"):
+        generator_output([with_rewards(group, None, None, 0.0)])
+    assert generator_output([with_rewards(group, 0.5, 0.5, 0.5)])["rewards"] == [0.0, 0.5, 0.0]
 
 
 def renamed(group: Group, task_id: str) -> Group:

@@ -1,4 +1,8 @@
-"""slime's `Sample`: what its loss, its reward post-processing and its rollout checks rely on."""
+"""slime's `Sample`: what its loss, its reward post-processing and its rollout checks rely on.
+
+No package index has slime. Fields, statuses and checks are from its files at 624b824a8: `slime/utils/types.py` (`Sample`,
+`_validate_response_metadata_lengths`), `slime/ray/rollout.py` (`_convert_samples_to_train_data`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ from hypothesis import given
 from polar.trainer.advantages import advantages
 from polar.trainer.exporters.slime import samples
 from polar.trainer.groups import Group
+from tests.polar.trainer.exporters.conftest import with_rewards
 from tests.polar.trainer.trees import groups, rewarded_tokens
+from topics.types.errors import InputError
 
 FIELDS = {
     "group_index", "index", "rollout_id", "prompt", "tokens", "multimodal_inputs", "multimodal_train_inputs",
@@ -45,6 +51,25 @@ def test_a_rollout_that_is_given_no_advantage_is_left_out(group: Group) -> None:
     """Its raw reward stands for none among advantages."""
     found = samples(group, group_index=0, first_index=0, advantages=[None, 0.5, None])
     assert [[one["reward"] for one in rollout] for rollout in found] == [[0.5]]
+
+
+def test_a_sample_has_the_reward_of_its_calls_if_they_agree(group: Group) -> None:
+    [side, main], _ = samples(with_rewards(group, 0.5, 0.5, 0.25), group_index=0, first_index=0)
+    assert [one["reward"] for one in (side, main)] == [0.25, 0.5]
+    assert [one["metadata"]["raw_reward"] for one in (side, main)] == [1.0, 1.0]
+    mixed = with_rewards(group, 0.5, None, None)
+    with pytest.raises(
+        InputError, match=r"groups: its calls have the rewards \[0\.5, 1\.0\], .*: build with per_request"
+    ):
+        samples(mixed, group_index=0, first_index=0)
+
+
+def test_an_advantage_of_the_session_is_no_call_s(group: Group) -> None:
+    own = with_rewards(group, None, None, 0.25)
+    with pytest.raises(
+        InputError, match=r"groups: its calls have the reward 0\.25 of their own, and advantages has one"
+    ):
+        samples(own, group_index=0, first_index=0, advantages=advantages(own.rewards))
 
 
 @given(groups())

@@ -1,14 +1,19 @@
-"""TRL's rollout dictionary and `RolloutSample`: a completion a slot, one linear row, and one advantage a conversation."""
+"""TRL's rollout dictionary and `RolloutSample`: a completion a slot, one linear row, and one advantage a row; tests/vllm/exporters runs
+TRL's own."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 
 from polar.trainer.advantages import advantages
 from polar.trainer.exporters.trl import rollout_samples, rollouts
 from polar.trainer.groups import Group
+from tests.polar.trainer.exporters.conftest import with_rewards
 from tests.polar.trainer.trees import groups, rewarded_tokens
 from topics.types.errors import InputError
 from topics.types.trajectory import Stats, Trajectory
@@ -42,7 +47,9 @@ def test_a_row_is_of_no_known_version_if_one_of_its_calls_is(unknown: Trajectory
 
 
 def test_what_trl_has_no_place_for_is_refused_by_name(group: Group) -> None:
-    with pytest.raises(InputError, match=r"groups: has 2 traces, TRL takes one: pass branches='longest'.*t\.0"):
+    with pytest.raises(
+        InputError, match=r"groups: has 2 traces, and the trainer takes one: pass branches='longest'.*t\.0"
+    ):
         rollouts([group], num_generations=3)
     with pytest.raises(InputError, match="num_generations: t has 3 samples; TRL takes whole groups of one size"):
         rollouts([group], num_generations=4, branches="longest")
@@ -50,13 +57,31 @@ def test_what_trl_has_no_place_for_is_refused_by_name(group: Group) -> None:
 
 def test_rollout_samples_are_all_rows_of_a_conversation(group: Group) -> None:
     side, main, other = rollout_samples(group, group_id=5)
-    assert main.input_ids == [1, 2, 3, 4, 5, 5, 6]
-    assert main.completion_mask == [0, 0, 1, 1, 0, 0, 1]
-    assert main.old_log_probs == [0, 0, -0.5, -0.25, 0, 0, -1]
-    assert (side.input_ids, side.completion_mask) == ([1, 2, 3, 4, 7, 8], [0, 0, 0, 0, 0, 1])
+    assert main.input_ids.tolist() == [1, 2, 3, 4, 5, 5, 6]
+    assert main.completion_mask.tolist() == [0, 0, 1, 1, 0, 0, 1]
+    assert main.old_log_probs.tolist() == [0, 0, -0.5, -0.25, 0, 0, -1]
+    assert side.input_ids.tolist() == [1, 2, 3, 4, 7, 8]
+    assert side.completion_mask.tolist() == [0, 0, 0, 0, 0, 1]
     assert main.advantage == side.advantage == pytest.approx(1, abs=1e-5)
     assert [one.model_version for one in (side, main, other)] == [6, 4, 7]
     assert {one.group_id for one in (side, main, other)} == {5}
+
+
+def test_calls_with_rewards_of_their_own_are_refused_unless_they_agree(group: Group) -> None:
+    mixed, agreed = with_rewards(group, 0.5, None, None), with_rewards(group, None, None, 0.0)
+    for export in (
+        partial(rollout_samples, mixed, group_id=0),
+        partial(rollouts, [mixed], num_generations=3, branches="longest"),
+    ):
+        with pytest.raises(
+            InputError, match=r"groups: its calls have the rewards \[0\.5, 1\.0\], .*: use the rows of polar"
+        ):
+            export()
+    side, main, _ = rollout_samples(agreed, group_id=0)
+    assert side.advantage < 0 < main.advantage
+    assert [one.metrics["reward"] for one in (side, main)] == [0.0, 1.0]
+    own = rollouts([with_rewards(group, 0.5, 0.5, None)], num_generations=3, branches="longest")
+    assert own["reward"] == [0.5, 0.0, None]
 
 
 @given(groups())
@@ -65,11 +90,6 @@ def test_arrays_are_aligned_and_each_trained_token_is_in_one_row(group: Group) -
     for sample in samples:
         assert len(sample.input_ids) == len(sample.completion_mask) == len(sample.old_log_probs)
         assert any(sample.completion_mask)
-        assert sample.advantage in advantages(group.rewards)
-    found = [
-        token
-        for sample in samples
-        for token, mask in zip(sample.input_ids, sample.completion_mask, strict=True)
-        if mask
-    ]
+        assert sample.advantage in [np.float32(one) for one in advantages(group.rewards) if one is not None]
+    found = [token for sample in samples for token in sample.input_ids[sample.completion_mask == 1].tolist()]
     assert sorted(found) == rewarded_tokens(group)

@@ -1,4 +1,4 @@
-"""verl's `AgentLoopOutput` and `DataProto`: the padding, the masks, and where the reward stands."""
+"""verl's `AgentLoopOutput` and `DataProto`: the padding, the masks, and where the reward stands; tests/vllm/exporters runs verl's own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from polar.trainer.exporters.verl import agent_loop_outputs, data_proto
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
+from tests.polar.trainer.exporters.conftest import with_rewards
 from tests.polar.trainer.trees import groups
 from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory
 
 FIELDS = {
     "prompt_ids", "response_ids", "response_mask", "response_logprobs", "routed_experts", "multi_modal_data", "reward_score",
-    "num_turns", "metrics", "extra_fields", "mm_processor_kwargs",
+    "num_turns", "metrics", "extra_fields", "mm_processor_kwargs", "mm_processor_output",
 }  # fmt: skip
 PAD = 99_999
 WIDE = 32
@@ -48,6 +49,18 @@ def test_a_batch_is_padded_left_and_right(group: Group) -> None:
     assert made.non_tensor_batch["uid"].tolist() == ["t"] * 3
     assert made.non_tensor_batch["__num_turns__"].tolist() == [2, 4, 2]
     assert made.non_tensor_batch["max_global_steps"].tolist() == [6, 5, 7]
+
+
+def test_calls_with_rewards_of_their_own_need_advantages_per_token(group: Group) -> None:
+    """verl gives all outputs of an agent loop the reward of the last."""
+    mixed = with_rewards(group, None, None, 0.0)
+    with pytest.raises(InputError, match=r"groups: its calls have the rewards \[0\.0, 1\.0\], .*: use data_proto"):
+        agent_loop_outputs(mixed.trajectories[0])
+    agreed = with_rewards(group, 0.5, 0.5, 0.5)
+    assert [one["reward_score"] for one in agent_loop_outputs(agreed.trajectories[0])] == [0.5, 0.5]
+    made = data_proto([mixed], prompt_length=6, response_length=5, pad_token_id=0)
+    side, main, _ = made.batch["advantages"].tolist()
+    assert side[0] < 0 < main[0] == main[1] == main[4]
 
 
 @given(groups())
