@@ -30,7 +30,7 @@ DEADLINE_S = 600.0
 HEALTH_S = 3.0
 """Time for `/health`, which is answered at once unless the process is busy with parsing or rendering."""
 START_S = 5.0
-"""Time for `/metrics`, which takes a server some milliseconds; calls may wait for it once per process."""
+"""Time for `/metrics`, which took vLLM 0.32 50 ms on two busy cores; calls may wait for it once per process."""
 NO_LOGPROB = -9999.0
 """vLLM's default, also written for -inf: no sampled token has either."""
 ABOVE_ZERO = 1e-4
