@@ -35,7 +35,7 @@ ANY = "*"
 
 BROKE = frozenset({"server_error", "cut"})
 """Codes of `EngineError` that tell nothing about whose fault it was."""
-RESTARTS = BROKE | {"unreachable"}
+RESTARTS = frozenset({"unreachable", "cut"})
 """Codes of `EngineError` after which a server may have been started again."""
 PROBE = ChatRequest([Message("user", "Say a word.")], sampling=Sampling(temperature=1, max_tokens=1))
 """Asks for one token."""
