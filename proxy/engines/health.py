@@ -91,6 +91,11 @@ class Server:
                 self._identify_after = asyncio.get_running_loop().time() + UNIDENTIFIED_S
             log.info("an engine's start is unread", action="start_unread", url=self.url, code=error.code)
             return None
+        except Exception as error:  # of a plug-in
+            log.error(
+                "reading an engine's start failed", action="start_fault", url=self.url, error=type(error).__name__
+            )
+            return None
         finally:
             self._identifying = None
         process = Process(LOGIN.sub("", self.url), started_ms)

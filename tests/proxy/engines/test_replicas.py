@@ -289,3 +289,17 @@ async def test_an_engine_that_reports_no_start_has_processes_without_one(login: 
     server = Server(f"http://{login}e:1", Plain())  # type: ignore[arg-type] # it is asked nothing
     assert await server.identify() == Process("http://e:1", None)
     assert server.process == Process("http://e:1", None)
+
+
+async def test_a_plug_in_that_fails_to_read_a_start_fails_no_call() -> None:
+    class Broken:
+        """A plug-in with a fault in `started_ms`."""
+
+        owns_prompts = False
+
+        async def started_ms(self) -> int | None:
+            raise ZeroDivisionError
+
+    server = Server("http://e:1", Broken())  # type: ignore[arg-type] # it is asked nothing else
+    assert await server.identify() is None
+    assert server.process is None
