@@ -25,6 +25,7 @@ from proxy.control import port as control
 from proxy.control.api import ControlApi
 from proxy.control.opening import SessionOpener
 from proxy.dialects.base import Dialect
+from proxy.engine_processes import EngineProcesses, ProcessWriter
 from proxy.engines.pool import Engines
 from proxy.fleet import Fleet
 from proxy.image_urls import ImageHosts
@@ -33,6 +34,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Ownership
 from proxy.peers.routing import Router
+from proxy.policy import VersionAttribution
 from proxy.replay_store import ReplayStore
 from proxy.request_limits import PARSED_BYTES
 from proxy.routes import ModelApi
@@ -48,6 +50,7 @@ from topics.environment import blob_store
 from topics.environment.blobs import BlobStore
 from topics.environment.keys import Keyring
 from topics.environment.settings import Settings
+from topics.fleet import EngineProcess
 from topics.log import kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
@@ -103,6 +106,8 @@ class Proxy:
         self._metrics = ProxyMetrics()
         self._fleet = Fleet(lambda: self._heart.changed())
         self._producer = LogProducer(settings)
+        self._process_writer = ProcessWriter(self._producer)
+        self._processes = EngineProcesses({each.name: each.urls for each in engines}, self._process_writer.write)
         self._capture = Capture(self._producer, self._metrics, PromptMedia(_blobs(settings)))
         self._worker_id = new_worker_id("proxy")
         self._ownership = Ownership(self._worker_id)
@@ -113,9 +118,10 @@ class Proxy:
         )
         self._ownership.on_change(lambda: self._claims.release(self._ownership.is_mine))
         routes = Router(self._ownership, self._claims, self._metrics)
+        versions = VersionAttribution(self._processes, self._metrics)
         captures = any(engine.capture for engine in settings.engines.values())
         self._replay = ReplayStore(blob_store.of(settings), self._metrics) if captures else None
-        pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, self._metrics, self._replay)
+        pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, versions, self._metrics, self._replay)
         self._model_api = ModelApi(
             dialects,
             Authenticator(keyring, settings.namespace),
@@ -161,13 +167,14 @@ class Proxy:
         self.control_url = url(await self._listen(self._controls, [bound(controls)]))
         self._listeners = [bound(binding) for binding in (calls, self._peers) if binding is not None]
         self.url = url(self._listeners[0])
-        await self._engines.start()
         await self._forwarder.start()
         await self._producer.start()
         self._heart.start()
         await self._first_heartbeat()
         for follower in self._followers:
             await follower.start()
+        # Now that `polar.fleet` is read: only processes that it doesn't know are written to it.
+        await self._engines.start(self._processes.found)
         self._claims.follows_since(self._ownership.now())
         await self._listen(self._model_api.application(), self._listeners)
         self._address = self._advertise or url(self._listeners[-1])
@@ -194,7 +201,8 @@ class Proxy:
             await runner.cleanup()
         for listener in self._listeners:
             listener.close()  # where start() ended before it listened
-        await asyncio.gather(self._capture.settle(SETTLE_S), self._openings.settle(SETTLE_S))
+        settling = (self._capture, self._openings, self._process_writer)
+        await asyncio.gather(*(each.settle(SETTLE_S) for each in settling))
         await asyncio.gather(*(follower.stop() for follower in self._followers), self._producer.stop(STOP_S))
         await asyncio.gather(self._forwarder.stop(), self._engines.stop())
         if self._replay is not None:
@@ -279,7 +287,10 @@ class Proxy:
         )
 
     def _on_fleet(self, record: fleet_topic.FleetRecord, envelope: kafka.Record) -> None:
-        self._fleet.apply(record, envelope.offset)
+        if isinstance(record, EngineProcess):
+            self._processes.read(record, envelope.offset)
+        else:
+            self._fleet.apply(record, envelope.offset, envelope.timestamp)
 
     def _on_control(self, record: Control, envelope: kafka.Record) -> None:
         self._openings.on_control(record, envelope.timestamp)

@@ -56,6 +56,7 @@ class Pipeline:
         producer: LogProducer,
         capture: Capture,
         fleet: Fleet,
+        versions: VersionAttribution,
         metrics: ProxyMetrics,
         replay: ReplayStore | None = None,
     ) -> None:
@@ -66,7 +67,7 @@ class Pipeline:
         self._fleet = fleet
         self._metrics = metrics
         self._replay = replay
-        self._versions = VersionAttribution(metrics)
+        self._versions = versions
         self._prompts = PromptDoubts(metrics)
 
     async def run(self, call: CallTask, size: int) -> Answer | RefusalError:
@@ -128,7 +129,7 @@ class Pipeline:
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
             self._prompts.take(engine.name, answer)
-            answer = self._versions.attribute(engine.name, answer, under_way.version)
+            answer = self._versions.attribute(engine.name, answer, under_way)
             return answer if self._replay is None else await self._replay.stored(call.spec.call_id, answer)
 
     async def _wait_for_fleet(self, call: CallTask, until: float) -> bool:

@@ -179,6 +179,7 @@ def answered_record(spec: CallSpec, answer: Answer, media: Sequence[Medium] = ()
         sampling=answer.sampling or spec.request.sampling,
         policy_version=answer.policy_version,
         policy_spans=list(answer.policy_spans),
+        publication=answer.publication,
         realigned=answer.realigned,
         unsaid_calls=answer.unsaid_calls,
         prompt_doubt=answer.prompt_doubt,

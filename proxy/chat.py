@@ -17,9 +17,10 @@ from topics.types.tokens import Ids
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
-Doubt = Literal["not_ours", "mixed", "gaps", "late"]
-"""Why the versions that an engine reports aren't recorded. `not_ours`: it names its weights by something else than a version. `mixed`: it
-reports several names, not all of them versions. `gaps`: tokens lack a version. `late`: it reports only the version at the answer's end."""
+Doubt = Literal["not_ours", "mixed", "gaps", "late", "restarted"]
+"""Why a version isn't recorded. Of those that an engine reports: `not_ours`: it names its weights by something else than a version.
+`mixed`: it reports several names, not all of them versions. `gaps`: tokens lack a version. `late`: it reports only the version at the
+answer's end. Of the published one: `restarted`: the server was started after the publication, or doesn't say now when it was started."""
 PromptDoubt = Literal["count", "ids"]
 """Why an engine read another prompt than is recorded, by its own report: another number of tokens, or other tokens."""
 NOT_GIVEN = msgspec.Raw()
@@ -292,6 +293,8 @@ class Answer(msgspec.Struct, frozen=True):
     """Sampled tool calls that the message lacks, since the request allows one at a time: no prompt continues this answer's tokens."""
     policy_doubt: Doubt | None = None
     """Why the versions that the engine reports aren't recorded."""
+    publication: int | None = None
+    """Offset of the record that published the first token's weights. Set by `VersionAttribution`, as in `policy_spans`."""
     realigned: int = 0
     """Tokens mode: prompt tokens kept as sampled where the engine's own rendering has others."""
     media_positions: tuple[int, ...] | None = None

@@ -1,7 +1,7 @@
 """The fleet's state as this proxy follows it: paused or running, and the weights that each engine serves.
 
 Invariant: no call starts at an engine in a pause. Calls under way go on, or are ended and asked again after the pause, as the pause
-demands; `calls` counts them, so that a pause knows when the fleet is idle. A call has a policy version only if the weights can't have
+demands; `calls` counts them, so that a pause knows when the fleet is idle. The fleet proves a call's weights only if they can't have
 changed during it: nothing was published for its engine, and no pause ended. An engine's cache is salted with the publication that is
 current when the call reaches it, so that no call reuses what other weights computed.
 """
@@ -13,8 +13,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from proxy.engines.process import Process
 from proxy.errors import Refusal, RefusalError
-from topics.fleet import FleetRecord, FleetState, FleetView
+from topics.fleet import FleetState, FleetView, PolicyVersion, Publication
 
 HELD_S = 1_800.0
 """How long a call may be held in all. Streams survive that by keep-alives; docs/fleet.md describes other requests."""
@@ -28,16 +29,15 @@ class FleetPausedError(Exception):
 class Weights(NamedTuple):
     """Identifies the weights of an engine."""
 
-    version: int | None
-    publication: int
-    """Offset of the version's record: equal in all proxies. -1: nothing was published."""
+    publication: Publication | None
+    """None: nothing was published."""
     resumes: int
     """Number of pauses that have ended: each may have changed the weights."""
 
     @property
     def salt(self) -> str | None:
         """For an engine's prefix cache: no two publications share one, whatever they call their versions. None: nothing was published."""
-        return None if self.publication < 0 else f"policy-{self.version}-{self.publication}"
+        return None if self.publication is None else f"policy-{self.publication.version}-{self.publication.offset}"
 
 
 class Fleet:
@@ -69,15 +69,17 @@ class Fleet:
 
     def weights(self, engine: str) -> Weights:
         """The weights of a call that starts at an engine now."""
-        version, publication = self._view.policies.get(engine) or self._view.policies.get(None) or (None, -1)
-        return Weights(version, publication, self._resumes)
+        return Weights(self._view.policy(engine), self._resumes)
 
-    def apply(self, record: FleetRecord, offset: int) -> None:
-        """Applies a record of `polar.fleet`."""
+    def apply(self, record: FleetState | PolicyVersion, offset: int, written_ms: int) -> None:
+        """Applies a record of `polar.fleet`, written at a Unix time in ms."""
         before = self._view.state
-        self._view.take(record, offset=offset)
+        self._view.take(record, offset=offset, written_ms=written_ms)
         if self._view.state is not before:
             self._become(before, self._view.state)
+        if isinstance(record, PolicyVersion):
+            for call in self._under_way:
+                call.published()
         self._on_change()
 
     async def runs(self, until: float) -> bool:
@@ -130,13 +132,32 @@ class EngineCall:
         self._engine = engine
         self._scope = asyncio.timeout(None)
         self._halted = False
-        self.version: int | None = None
-        """After exit: the policy version that sampled the call, None if unknown."""
+        self._served: list[Publication] = []
+        """Publications that were current at a moment of the call, in order."""
+        self.proven: Publication | None = None
+        """After exit: the only weights that a server which has all updates can have sampled the call with; None if unknown."""
+        self.process: Process | None = None
+        """The process that answered; None: none did, or its start can't be read now."""
 
     @property
     def salt(self) -> str | None:
         """Salt of the engine's cache for a call that starts now."""
         return self._fleet.weights(self._engine).salt
+
+    def publication_of(self, version: int) -> int | None:
+        """Offset of the publication of weights that the engine names by this version.
+
+        None unless exactly one publication of the version was current during the call: others may have been loaded before their number was
+        used again, or will be published after the call.
+        """
+        offsets = [publication.offset for publication in self._served if publication.version == version]
+        return offsets[0] if len(offsets) == 1 else None
+
+    def published(self) -> None:
+        """Applies a publication that came during the call; it may be for another engine."""
+        publication = self._fleet.weights(self._engine).publication
+        if publication is not None and publication not in self._served:
+            self._served.append(publication)
 
     def halt(self) -> None:
         """Ends the call soon."""
@@ -147,6 +168,8 @@ class EngineCall:
     async def __aenter__(self) -> Self:
         self._fleet.began(self)
         self._weights = self._fleet.weights(self._engine)
+        if self._weights.publication is not None:
+            self._served.append(self._weights.publication)
         await self._scope.__aenter__()
         return self
 
@@ -155,7 +178,7 @@ class EngineCall:
     ) -> None:
         self._fleet.ended(self)
         if self._fleet.weights(self._engine) == self._weights:
-            self.version = self._weights.version
+            self.proven = self._weights.publication
         try:
             await self._scope.__aexit__(kind, error, trace)
         except TimeoutError:

@@ -33,7 +33,7 @@ class ProxyMetrics:
         misdirected = "Forwarded requests refused because their session isn't ours"
         self.misdirected = counter("polar_proxy_misdirected", misdirected)
         self.read_back = counter("polar_proxy_read_back", "Claims read back from the log")
-        doubted = "Answers whose engine didn't name their weights by versions"
+        doubted = "Answers whose weights the engine or the published version doesn't identify"
         self.doubted = counter("polar_proxy_policy_doubts", doubted, ["reason"])
         misread = "Answers whose engine read another prompt than is recorded"
         self.misread = counter("polar_proxy_prompt_doubts", misread, ["engine", "reason"])

@@ -1,4 +1,5 @@
-"""The policy versions that sampled an answer: as its engine reports them, otherwise as the fleet's state proves them, otherwise unknown.
+"""The weights that sampled an answer, by version and publication: as the engine reports them, otherwise as the fleet's state proves them
+for the server that answered, otherwise unknown.
 
 Invariant: the versions passed on cover each token exactly once, whatever a plug-in reports. Rejected reports are counted by reason.
 """
@@ -9,7 +10,11 @@ import msgspec
 import structlog
 
 from proxy.chat import Answer, Doubt
+from proxy.engine_processes import EngineProcesses
+from proxy.engines.process import Process
+from proxy.fleet import EngineCall
 from proxy.metrics import ProxyMetrics
+from topics.fleet import Publication
 from topics.types.completion import are_whole
 from topics.types.tokens import count
 
@@ -19,36 +24,65 @@ log = structlog.get_logger(__name__)
 class VersionAttribution:
     """Attributes versions to the answers of all engines."""
 
-    def __init__(self, metrics: ProxyMetrics) -> None:
+    def __init__(self, processes: EngineProcesses, metrics: ProxyMetrics) -> None:
+        self._processes = processes
         self._metrics = metrics
-        self._logged: set[tuple[str, Doubt]] = set()
-        """By engine name: each doubt is logged once, and counted always."""
-        self._versioned: set[str] = set()
-        """Engines that have reported a version: one that then reports another name for its weights has restarted."""
+        self._logged: set[tuple[str, Doubt | Process | None]] = set()
+        """By engine name: each doubt is logged once, a restart once per process; all are counted."""
 
-    def attribute(self, engine: str, answer: Answer, fleet: int | None) -> Answer:
-        """The answer with the versions that the log records; `fleet`: the version that the fleet's state proves.
+    def attribute(self, engine: str, answer: Answer, call: EngineCall) -> Answer:
+        """The answer with the versions and publications that the log records; `call` has ended.
 
-        The fleet's version counts only if the engine reports no change within the answer, of which the fleet knows nothing. A version that
-        an engine reports late counts only if the fleet proves the same version.
+        What the fleet proves counts only if the engine reports no change within the answer, of which the fleet knows nothing. A version
+        that an engine reports late counts only if the fleet proves the same version.
         """
         version, spans, doubt = answer.policy_version, answer.policy_spans, answer.policy_doubt
-        if doubt == "late":
-            version, doubt = (version, None) if version == fleet else (None, doubt)
+        publication: int | None = None
+        if doubt == "late" and call.proven is not None and version == call.proven.version:
+            doubt = None
         if spans and not are_whole(spans, count(answer.sampled_ids)):
-            version, spans, doubt = None, (), "gaps"
+            doubt = "gaps"
         if doubt is not None:
             self._doubted(engine, doubt)
+            version, spans = None, ()
         if spans:
             version = spans[0].version
+            spans = tuple(
+                msgspec.structs.replace(span, publication=call.publication_of(span.version)) for span in spans
+            )
         if version is not None:
-            self._versioned.add(engine)
-        elif doubt is None or (doubt == "not_ours" and engine not in self._versioned):
-            version = fleet
-        return msgspec.structs.replace(answer, policy_version=version, policy_spans=spans)
+            publication = call.publication_of(version)
+            if call.process is not None:
+                self._processes.named(engine, call.process)
+        elif doubt is None or (doubt == "not_ours" and not self._processes.names_weights(engine)):
+            proven = self._proven(engine, call)
+            if proven is not None and proven.version is not None:
+                version, publication = proven.version, proven.offset
+        return msgspec.structs.replace(answer, policy_version=version, publication=publication, policy_spans=spans)
+
+    def _proven(self, engine: str, call: EngineCall) -> Publication | None:
+        """The publication that the server which answered must serve."""
+        if call.proven is None or call.proven.version is None:
+            return None
+        if call.process is not None and self._processes.serves(engine, call.process, call.proven):
+            return call.proven
+        self._count("restarted")
+        if (engine, call.process) not in self._logged:
+            self._logged.add((engine, call.process))
+            log.warning(
+                "a server was started after its weights were published, or its start can't be read: load them and publish again",
+                action="policy_doubted",
+                engine=engine,
+                reason="restarted",
+                url=call.process and call.process.url,
+            )
+        return None
 
     def _doubted(self, engine: str, doubt: Doubt) -> None:
-        self._metrics.doubted.labels(doubt).inc()
+        self._count(doubt)
         if (engine, doubt) not in self._logged:
             self._logged.add((engine, doubt))
             log.warning("an engine's weights have no versions", action="policy_doubted", engine=engine, reason=doubt)
+
+    def _count(self, doubt: Doubt) -> None:
+        self._metrics.doubted.labels(doubt).inc()

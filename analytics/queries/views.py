@@ -119,6 +119,7 @@ CALLS = View(
         "finish_reason": "`stop`, `length`, `tool_calls`, …; null: no answer",
         "policy_version": "version of the weights that sampled its first token; null: unknown",
         "policy_versions": "all versions that sampled it, in the order of its tokens; empty: unknown",
+        "publication": "offset on `polar.fleet` of the record that published the first token's weights; null: unknown",
         "error_code": "why there is no answer; null: there is one",
         "received_at": "when the proxy received it",
         "completed_at": "when the engine's answer or the error was complete",
@@ -149,6 +150,7 @@ CALLS = View(
             WHEN policy_version IS NOT NULL THEN [policy_version]
             ELSE []
         END AS policy_versions,
+        publication,
         error_code, received_at, completed_at,
         epoch_ms(completed_at) - epoch_ms(received_at) AS latency_ms,
         realigned, run

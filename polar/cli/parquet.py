@@ -39,8 +39,8 @@ SAMPLING = _struct(
     logit_bias=pa.map_(TEXT, REAL),
 )  # fmt: skip
 CALL = _struct(
-    call_id=TEXT, start=INT, end=INT, sampling=SAMPLING, policy_version=INT, engine=TEXT, logprobs_mode=TEXT, has_media=pa.bool_(),
-    plain=pa.bool_(),
+    call_id=TEXT, start=INT, end=INT, sampling=SAMPLING, policy_version=INT, publication=INT, engine=TEXT, logprobs_mode=TEXT,
+    has_media=pa.bool_(), plain=pa.bool_(),
 )  # fmt: skip
 TRACE = _struct(
     trace_id=TEXT,

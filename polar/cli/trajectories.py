@@ -164,7 +164,7 @@ def _trace(expanded: ExpandedTrace, as_dict: Callable[[Any], Any]) -> dict[str, 
 def _span(span: Span, as_dict: Callable[[Any], Any]) -> dict[str, Any]:
     return {
         "call_id": span.call.call_id,
-        **picked(span, "start end policy_version"),
+        **picked(span, "start end policy_version publication"),
         "sampling": as_dict(span.call.sampling),
         **picked(span.call, "engine logprobs_mode"),
         "has_media": bool(span.call.media),

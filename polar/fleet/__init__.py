@@ -9,6 +9,7 @@ docs/fleet.md says what a pause means for calls and for run clocks.
 
 from polar.fleet.errors import DrainTimeoutError, FleetError, PausedByOtherError, PauseLostError, PauseTimeoutError
 from polar.fleet.fleet import Fleet, FleetStatus, InFlight, Pause, PauseReport
+from topics.fleet import Publication
 
 __all__ = [
     "DrainTimeoutError",
@@ -21,4 +22,5 @@ __all__ = [
     "PauseReport",
     "PauseTimeoutError",
     "PausedByOtherError",
+    "Publication",
 ]

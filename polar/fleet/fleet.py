@@ -24,7 +24,7 @@ from polar.fleet.errors import PausedByOtherError, PauseLostError, PauseTimeoutE
 from polar.fleet.heartbeat_watch import HeartbeatWatch
 from topics import fleet
 from topics.environment.settings import ENGINE_NAME, Settings, load
-from topics.fleet import FleetRecord, FleetState, FleetView, PolicyVersion
+from topics.fleet import FleetRecord, FleetState, FleetView, PolicyVersion, Publication, rollbacks_at
 from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import new_worker_id
@@ -191,10 +191,12 @@ class Fleet:
                 state = before if before.draining else await self._write_state(before, draining=True)
                 await draining.until_drained(watch, table, state.generation, deadline_s, progress)
 
-    async def publish(self, version: int, engine: str | None = None, *, force: bool = False) -> None:
-        """Publish the version of the weights that one engine, or all, serve from now on.
+    async def publish(self, version: int, engine: str | None = None, *, force: bool = False) -> Publication:
+        """Publish the version of the weights that one engine, or all, serve from now on. The publication, for `Staleness`.
 
-        Raises InputError for a version below 0 and, without `force`, for a version lower than the current one. Raises NotReadyError.
+        A lower version than the current one, with `force`, is a rollback: weights of higher versions that were published before it belong
+        to an abandoned line, even if their numbers are used again. Raises InputError for a version below 0 and, without `force`, for a
+        lower version. Raises NotReadyError.
         """
         if version < 0:
             raise InputError("version", version, "must be an integer of at least 0")
@@ -202,14 +204,28 @@ class Fleet:
             raise InputError(
                 "engine", engine, "no engine's name: lower-case letters, digits, dashes and underscores, at most 63"
             )
-        known = (await self.status()).versions
-        affected = known if engine is None else {engine: known.get(engine, known.get(None))}
-        for name, current in affected.items():
-            if current is not None and current > version and not force:
+        await self.status()
+        for name, current in self._replaced(engine).items():
+            if current.version is not None and current.version > version and not force:
                 where = "the fleet" if name is None else f"engine {name}"
-                reason = f"{where} is at {current} already; --force (force=True) allows a lower version"
+                reason = f"{where} is at {current.version} already; --force (force=True) allows a lower version"
                 raise InputError("version", version, reason)
-        await self._write(PolicyVersion(version, engine))
+        return await self._publish(version, engine)
+
+    def _replaced(self, engine: str | None) -> dict[str | None, Publication]:
+        """What a publication for one engine, or for all, replaces."""
+        if engine is None:
+            return self._view.policies
+        current = self._view.policy(engine)
+        return {} if current is None else {engine: current}
+
+    async def _publish(self, version: int | None, engine: str | None = None) -> Publication:
+        rollbacks = rollbacks_at(version, self._replaced(engine).values())
+        await self._write(PolicyVersion(version, engine, rollbacks))
+        await self.status()
+        published = self._view.policy(engine)
+        assert published is not None, "its record was read"
+        return published
 
     async def heartbeats(self) -> list[Heartbeat]:
         """The newest heartbeat of each live process. Raises NotReadyError."""
@@ -260,7 +276,7 @@ class Fleet:
         await self.status()
         self.require_own()
         if not pause.has_published and any(version is not None for version in self._status.versions.values()):
-            await self._write(PolicyVersion(None))
+            await self._publish(None)
         await self.end()
 
     async def _write_state(
@@ -318,9 +334,10 @@ class Pause:
         self.report = report
         self.has_published = False
 
-    async def publish(self, version: int, engine: str | None = None, *, force: bool = False) -> None:
+    async def publish(self, version: int, engine: str | None = None, *, force: bool = False) -> Publication:
         """Publish as `Fleet.publish` does. Also raises PauseLostError if this pause has ended."""
         await self._fleet.status()
         self._fleet.require_own()
-        await self._fleet.publish(version, engine, force=force)
+        publication = await self._fleet.publish(version, engine, force=force)
         self.has_published = True
+        return publication

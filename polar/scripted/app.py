@@ -49,6 +49,7 @@ def create_app(engine: Engine) -> web.Application:
             web.post("/v1/chat/completions/derender", _derender),
             web.get("/v1/models", _models),
             web.get("/health", _health),
+            web.get("/metrics", _metrics),
             web.get("/version", _version),
             web.post("/tokenize", _tokenize),
             web.post("/detokenize", _detokenize),
@@ -215,6 +216,12 @@ async def _models(request: web.Request) -> web.Response:
 
 async def _health(_: web.Request) -> web.Response:
     return _json({"status": "ok", "engine": NAME, "description": WHAT_IT_IS})
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    """The one metric that tells whether the server was started again, as Prometheus' client names it."""
+    started = request.app[ENGINE].started
+    return web.Response(text=f"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {started:.3f}\n")
 
 
 async def _version(_: web.Request) -> web.Response:

@@ -66,6 +66,8 @@ class Engine:
         self.model: Final = model
         self.max_model_len: Final = max_model_len
         self.returns: Final = returns
+        self.started: Final = time.time()
+        """Unix seconds."""
         self.record: Final = record if record is not None else Record()
         self.faults: Final = Faults()
         self.weights: Final = Weights()

@@ -22,7 +22,7 @@ from topics.types.errors import InputError, NotReadyError
 from topics.types.tokens import Ids, Logprobs
 
 TooLong = Literal["refuse", "cut", "drop"]
-TOKEN_ARRAYS = ("token_ids", "loss_mask", "logprobs", "advantages", "weights", "policy_versions")
+TOKEN_ARRAYS = ("token_ids", "loss_mask", "logprobs", "advantages", "weights", "policy_versions", "publications")
 """The arrays of a row with one value per token."""
 
 
@@ -41,7 +41,8 @@ class Batch:
     advantages: Floats
     weights: Floats
     policy_versions: Versions
-    """This array and the four above: as in `Row`, [n]."""
+    publications: Versions
+    """This array and the five above: as in `Row`, [n]."""
     sequences: list[tuple[str, int]]
     """For sequence i: the session id and the index into its trajectory's traces."""
     media: list[list[Medium]]

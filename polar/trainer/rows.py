@@ -44,6 +44,8 @@ class Row:
     """float32 [n]"""
     policy_versions: Versions
     """int64 [n], -1 where the mask is 0 or the version isn't known"""
+    publications: Versions
+    """int64 [n], offsets of the records that published these versions; -1 where the mask is 0 or the publication isn't known"""
     media: list[Medium] = field(default_factory=list)
     """The images and sounds among its tokens, in order; `position` is an index into `token_ids`. `media.MediaReader` reads their bytes."""
 
@@ -87,6 +89,7 @@ def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, w
     size = len(expanded.token_ids)
     advantages = np.zeros(size, dtype=np.float32)
     policy_versions = np.full(size, UNKNOWN, dtype=np.int64)
+    publications = np.full(size, UNKNOWN, dtype=np.int64)
     trained = set(trace.trains)
     start = 0
     for node in path(trajectory, trace.leaf):
@@ -99,6 +102,8 @@ def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, w
     for span in expanded.spans:
         if span.policy_version is not None:
             policy_versions[span.start : span.end] = span.policy_version
+        if span.publication is not None:
+            publications[span.start : span.end] = span.publication
     return Row(
         trajectory.session_id,
         index,
@@ -108,6 +113,7 @@ def _row(trajectory: Trajectory, index: int, trace: Trace, baseline: Baseline, w
         advantages,
         expanded.loss_mask * np.float32(weight),
         policy_versions,
+        publications,
         expanded.media,
     )
 

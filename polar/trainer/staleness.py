@@ -1,9 +1,11 @@
 """A rule that limits how many policy versions a token may be behind the trainer's weights.
 
-    for group in consumer.groups(Staleness(lambda: version, limit=2, drop="token")):
+    publication = await pause.publish(version)
+    for group in consumer.groups(Staleness(lambda: publication, limit=2, drop="token")):
 
-Invariant: a group that passes has no trained token more than `limit` versions old, and everything left out is counted. The proxy records
-which version sampled a token (`span.policy_version`); this module only compares.
+Invariant: a group that passes has no trained token that is more than `limit` versions old, newer than the trainer, or of a line that a
+rollback has abandoned; everything left out is counted. The proxy records which weights sampled a token (`span.policy_version`,
+`span.publication`); this module only compares.
 """
 
 from __future__ import annotations
@@ -17,16 +19,21 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from polar.trainer.groups import Group, trained
+from topics.fleet import Publication
 from topics.types.errors import InputError
 from topics.types.tokens import WIDTH, count
-from topics.types.trajectory import ROOT, Node, Trace, Trajectory
+from topics.types.trajectory import ROOT, Node, SameWeights, Trace, Trajectory
 
 STALE = "stale"
+ABANDONED = "abandoned"
+NEWER = "newer"
 UNKNOWN_VERSION = "unknown_version"
+REASONS = (STALE, ABANDONED, NEWER, UNKNOWN_VERSION)
+"""In the order in which they count for a sample or a group."""
 
 
 class StaleRun(NamedTuple):
-    """Tokens `[start, end)` of a node that are too old."""
+    """Tokens `[start, end)` of a node that aren't trained."""
 
     node: int
     start: int
@@ -36,27 +43,36 @@ class StaleRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Staleness:
-    """A rule. Reasons: `stale_group`, `stale_sample`, `stale_token`; `unknown_version_…` if no known version is too old."""
+    """A rule. Counts are named by reason and unit, as `stale_group`, `newer_sample`, `abandoned_token`. Of several reasons in a sample or a
+    group the first of `REASONS` counts.
 
-    current: Callable[[], int]
-    """Returns the trainer's version; called for each group."""
+    `stale`: more than `limit` versions old. `abandoned`: sampled by weights that a rollback has undone. `newer`: sampled by weights that
+    the trainer doesn't have yet. `unknown_version`: see `unknown`.
+    """
+
+    current: Callable[[], int | Publication]
+    """Returns the trainer's version, or the publication of its weights (`polar.fleet.Fleet.publish` returns one); called for each group.
+
+    A number can't tell weights from others of the same number that a rollback has undone; a publication can. Return a new version before
+    its weights are published: tokens that they sample until then count as `newer`."""
     limit: int
     """How many versions a token may be behind; 0: none."""
     drop: Literal["group", "sample", "token"] = "group"
-    """The unit that is dropped with a stale token. `group`: its group. `sample`: its sample, also from the baseline. `token`: only its run
-    of stale tokens, which isn't trained, while the sample's reward stays in the baseline. A group without a trainable token is dropped.
+    """The unit that is dropped with such a token. `group`: its group. `sample`: its sample, also from the baseline. `token`: only its run
+    of such tokens, which isn't trained, while the sample's reward stays in the baseline. A group without a trainable token is dropped.
     Tokens of traces without a reward, in a group with rewards, aren't trained, so their age doesn't matter."""
     unknown: Literal["stale", "fresh"] = "stale"
-    """How to treat a token of unknown version: sampled while weights changed, or before any version was published."""
+    """How to treat a token of unknown weights: sampled while weights changed, or before any version was published; or of a number that
+    names two weights because of a rollback, without a publication."""
 
     def __post_init__(self) -> None:
         if self.limit < 0:
             raise InputError("limit", self.limit, "must be 0 or more versions")
 
     def __call__(self, group: Group, counts: Counter[str]) -> Group | None:
-        oldest = self.current() - self.limit
+        current = self.current()
         by_reward = any(reward is not None for reward in group.rewards)
-        found = [self._too_old(one, trained(one, by_reward=by_reward), oldest) for one in group.trajectories]
+        found = [self._runs(one, trained(one, by_reward=by_reward), current) for one in group.trajectories]
         if not any(found):
             return group
         if self.drop == "group":
@@ -79,24 +95,49 @@ class Staleness:
             counts[f"{run.reason}_token"] += run.end - run.start
         return masked(trajectory, runs)
 
-    def _too_old(self, trajectory: Trajectory, traces: Sequence[Trace], oldest: int) -> list[StaleRun]:
-        """The runs of stale tokens that these traces train."""
+    def _runs(self, trajectory: Trajectory, traces: Sequence[Trace], current: int | Publication) -> list[StaleRun]:
+        """The runs of tokens that these traces train and must not."""
         above = _sampled_above(trajectory)
         runs = []
         for index in sorted({node for trace in traces for node in trace.trains}):
             node = trajectory.nodes[index]
             assert node.call is not None, "a trained node has a call"
             first = above[index]
-            for version, start, end in trajectory.calls[node.call].versions(first, first + count(node.tokens)):
-                reason = self._reason(version, oldest)
+            for weights in trajectory.calls[node.call].weights(first, first + count(node.tokens)):
+                reason = self._reason(weights, current)
                 if reason is not None:
-                    runs.append(StaleRun(index, start - first, end - first, reason))
+                    runs.append(StaleRun(index, weights.start - first, weights.end - first, reason))
         return runs
 
-    def _reason(self, version: int | None, oldest: int) -> str | None:
-        if version is None:
-            return UNKNOWN_VERSION if self.unknown == "stale" else None
-        return STALE if version < oldest else None
+    def _reason(self, weights: SameWeights, current: int | Publication) -> str | None:
+        if weights.version is None:
+            return self._unknown
+        if not isinstance(current, Publication):
+            return self._by_number(weights.version, current)
+        if weights.publication is None:
+            by_number = self._by_number(weights.version, _version(current))
+            return by_number or (self._unknown if current.has_reused(weights.version) else None)
+        if current.has_abandoned(weights.version, weights.publication):
+            return ABANDONED
+        if weights.publication > current.offset and weights.version != current.version:
+            return NEWER
+        return self._by_number(weights.version, _version(current))
+
+    def _by_number(self, version: int, current: int) -> str | None:
+        if version > current:
+            return NEWER
+        return STALE if version < current - self.limit else None
+
+    @property
+    def _unknown(self) -> str | None:
+        return UNKNOWN_VERSION if self.unknown == "stale" else None
+
+
+def _version(current: Publication) -> int:
+    """Raises InputError for a publication of unknown weights."""
+    if current.version is None:
+        raise InputError("current", current, "is a publication of unknown weights; return one that has a version")
+    return current.version
 
 
 def masked(trajectory: Trajectory, runs: Sequence[StaleRun]) -> Trajectory:
@@ -164,5 +205,5 @@ def _sampled_above(trajectory: Trajectory) -> list[int]:
 
 
 def _worst(found: Collection[Sequence[StaleRun]]) -> str:
-    """The reason to count: stale if any run is, otherwise unknown version."""
-    return STALE if any(run.reason == STALE for runs in found for run in runs) else UNKNOWN_VERSION
+    """The reason to count for these runs together."""
+    return min((run.reason for runs in found for run in runs), key=REASONS.index)

@@ -147,21 +147,12 @@ def obstacle(span: Span, served: Served | None) -> Unscored | None:
 
 
 def _weights_differ(span: Span, weights: Weights) -> Unscored | None:
-    publication = publication_of(span)
-    if None not in (publication, weights.publication) and publication != weights.publication:
+    if None not in (span.publication, weights.publication) and span.publication != weights.publication:
         return Unscored.WEIGHTS_CHANGED
     if span.policy_version == weights.version:
         return None
     known = None not in (span.policy_version, weights.version)
     return Unscored.WEIGHTS_CHANGED if known else Unscored.WEIGHTS_UNKNOWN
-
-
-def publication_of(span: Span) -> int | None:
-    """The publication of the weights that sampled a span; None: unknown."""
-    spans = span.call.policy_spans
-    if not spans:
-        return span.call.publication
-    return next((each.publication for each in spans if each.version == span.policy_version), None)
 
 
 def _transform(span: Span) -> Sampling:

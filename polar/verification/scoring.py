@@ -50,6 +50,7 @@ class Scorer:
         """`url` without `/v1`."""
         self.url = url
         self._model = model
+        self._deadline_s = deadline_s
         self._http = EngineHttp(url, deadline_s=deadline_s, api_key=api_key)
 
     def stop(self) -> None:
@@ -58,12 +59,8 @@ class Scorer:
 
     async def version(self) -> int | None:
         """The version that the server gives its weights; None if it names none, or has no such route. Raises EngineError."""
-        try:
-            return version_of(decoded(_weights, await self._http.get(WEIGHTS), "version of weights").weight_version)
-        except EngineError as fault:
-            if fault.code in ("misconfigured", "malformed"):  # no such route
-                return None
-            raise
+        answer = await self._http.get(WEIGHTS, self._deadline_s)
+        return None if answer is None else version_of(decoded(_weights, answer, "version of weights").weight_version)
 
     async def rows(self, ids: Ids, alternatives: int) -> Floats:
         """float64 [n, m]: plain logprobs at each of `n` places, those of the token that stands there first, then of the likeliest others.

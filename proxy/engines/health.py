@@ -1,21 +1,27 @@
 """Health of one server of an engine, from the results of calls, and from health checks while no call succeeds.
 
 A server that takes no connection is down at once. A server that fails health checks is down after the second: a busy server may miss one.
-It is up again as soon as a check succeeds, or a call that had no other server.
+It is up again as soon as a check succeeds, or a call that had no other server. After each failure the server may have been started again,
+so its process is identified anew before an answer counts.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
 from proxy.engines.base import Engine
+from proxy.engines.process import LOGIN, Process, ReportsStart
+from proxy.errors import EngineError
 
 CHECK_S = 2.0
 """Interval of checks: a dead server is noticed within two, before most harnesses give up."""
 MISSED = 2
 """Failed checks in a row until the server is down."""
+UNIDENTIFIED_S = 30.0
+"""How long a server that was too slow to report its start isn't asked again: each time a call waits for it."""
 
 log = structlog.get_logger(__name__)
 
@@ -27,20 +33,29 @@ class Server:
         self.url = url
         self.engine = engine
         self.is_up = True
+        self.process: Process | None = None
+        """The process that answers; None: it must be identified."""
+        self._identifying: asyncio.Task[Process | None] | None = None
+        self._identify_after = float("-inf")
+        self._failures = 0
+        self._on_process: Callable[[Process], None] = lambda _: None
         self._missed = 0
         self._answered_at = float("-inf")
         self._watching: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Open connections and start health checks."""
+    async def start(self, on_process: Callable[[Process], None]) -> None:
+        """Open connections and start health checks. `on_process` is called with each process that is identified."""
+        self._on_process = on_process
         await self.engine.start()
         self._watching = asyncio.create_task(self._watch(), name=f"health of {self.url}")
 
     async def stop(self) -> None:
         """Stop health checks and close connections."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        tasks = [task for task in (self._watching, self._identifying) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         await self.engine.stop()
 
     def mark_up(self) -> None:
@@ -50,6 +65,44 @@ class Server:
         if not self.is_up:
             self.is_up = True
             log.info("engine's server is up", action="engine_up", url=self.url)
+
+    def mark_failed(self) -> None:
+        """Record a failure after which the server may be another process."""
+        self._failures += 1
+        self.process = None
+
+    async def identify(self) -> Process | None:
+        """The process that answers now; None if the server doesn't answer when it started."""
+        identifying = self._identification()
+        return None if identifying is None else await asyncio.shield(identifying)
+
+    def _identification(self) -> asyncio.Task[Process | None] | None:
+        """The request for the process's start, one at a time; None if the server was too slow for one just now."""
+        if self._identifying is None and asyncio.get_running_loop().time() >= self._identify_after:
+            self._identifying = asyncio.create_task(self._identify(), name=f"process of {self.url}")
+        return self._identifying
+
+    async def _identify(self) -> Process | None:
+        failures = self._failures
+        try:
+            started_ms = await self.engine.started_ms() if isinstance(self.engine, ReportsStart) else None
+        except EngineError as error:
+            if error.code == "timeout":
+                self._identify_after = asyncio.get_running_loop().time() + UNIDENTIFIED_S
+            log.info("an engine's start is unread", action="start_unread", url=self.url, code=error.code)
+            return None
+        except Exception as error:  # of a plug-in
+            log.error(
+                "reading an engine's start failed", action="start_fault", url=self.url, error=type(error).__name__
+            )
+            return None
+        finally:
+            self._identifying = None
+        process = Process(LOGIN.sub("", self.url), started_ms)
+        if failures == self._failures:
+            self.process = process
+        self._on_process(process)
+        return process
 
     def mark_down(self) -> None:
         """Record that the server took no connection."""
@@ -67,6 +120,7 @@ class Server:
         if healthy:
             self.mark_up()
             return
+        self.mark_failed()
         self._missed += 1
         if self._missed >= MISSED:
             self.mark_down()
@@ -74,6 +128,9 @@ class Server:
     async def _watch(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
+            # Found before the next publication, a process is proven to serve it without comparing clocks.
+            if self.is_up and self.process is None:
+                self._identification()
             await asyncio.sleep(CHECK_S)
             if not self.is_up or clock() - self._answered_at >= CHECK_S:
                 await self.check()

@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import ConnectionDroppedError, ConnectionPool, UnreachableError
-from proxy.engines.response import MAX_BODY_BYTES, AnswerTooLargeError, BrokenAnswerError, NoAnswerError
+from proxy.engines.response import MAX_BODY_BYTES, AnswerTooLargeError, BrokenAnswerError, NoAnswerError, Response
 from proxy.errors import OVERLOAD, EngineError
 
 NEEDS_KEY = "set api_key_file in the engine's section of polar.toml, or --engine-key-file"
@@ -71,28 +71,30 @@ class EngineHttp:
     async def post(self, path: str, body: bytes, session_id: str | None = None) -> bytes:
         """The body of a 200 answer. `session_id` is sent as a header, for routes whose bodies have no field for it. Raises EngineError."""
         headers = "" if session_id is None else f"{SESSION_HEADER}: {session_id}\r\n"
-        return await self._send("POST", path, body, headers)
+        response = await self._request("POST", path, body, self._deadline_s, headers)
+        if response.status == 200:
+            return response.body
+        raise fault_of(response.status, response.headers.get("retry-after"), response.body)
 
-    async def get(self, path: str) -> bytes:
-        """The body of a 200 answer. Raises EngineError."""
-        return await self._send("GET", path, b"", "")
+    async def get(self, path: str, deadline_s: float) -> bytes | None:
+        """The body of a 200 answer; None for any other status. Raises EngineError if there is no answer."""
+        response = await self._request("GET", path, b"", deadline_s)
+        return response.body if response.status == 200 else None
 
-    async def _send(self, method: str, path: str, body: bytes, headers: str) -> bytes:
+    async def _request(self, method: str, path: str, body: bytes, deadline_s: float, headers: str = "") -> Response:
+        """The whole answer. Raises EngineError if there is none."""
         try:
-            response = await self._connections.request(method, path, body, self._deadline_s, headers)
+            return await self._connections.request(method, path, body, deadline_s, headers)
         except UnreachableError as error:
             raise EngineError("unreachable", str(error), retryable=True) from None
         except TimeoutError:
-            raise EngineError("timeout", f"no whole answer within {self._deadline_s:g} s") from None
+            raise EngineError("timeout", f"no whole answer within {deadline_s:g} s") from None
         except ConnectionDroppedError:
             raise EngineError("cut", "the engine closed the connection before its answer", retryable=True) from None
         except BrokenAnswerError as error:
             raise EngineError("cut", f"the engine's answer broke off ({error})", retryable=True) from None
         except AnswerTooLargeError:
             raise EngineError("too_large", f"the engine's answer is over {MAX_BODY_BYTES} bytes") from None
-        if response.status == 200:
-            return response.body
-        raise fault_of(response.status, response.headers.get("retry-after"), response.body)
 
     async def is_answered(self, path: str, deadline_s: float) -> bool:
         """True if a GET is answered in time and without a server error; a 404 shows that the server is there."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from proxy.engines.api_key import ApiKey
 from proxy.engines.base import Engine
+from proxy.engines.process import Process
 from proxy.engines.replicas import Replicas
 from topics.environment import registry
 from topics.environment.settings import EngineSettings
@@ -50,10 +51,10 @@ class Engines:
         takers = (engine for engine in self._engines if engine.takes_any)
         return next(named, None) or next(takers, self.default)
 
-    async def start(self) -> None:
-        """Open connections; no server need be up."""
+    async def start(self, on_process: Callable[[str, Process], None] = lambda *_: None) -> None:
+        """Open connections; no server need be up. `on_process` as in `Replicas.start`."""
         for engine in self._engines:
-            await engine.start()
+            await engine.start(on_process)
 
     async def stop(self) -> None:
         """Close connections; calls in flight fail."""

@@ -14,6 +14,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from proxy.chat import Answer, ChatRequest, Message
 from proxy.engines.admission import Admission
 from proxy.engines.base import Engine
 from proxy.engines.health import Server
+from proxy.engines.process import LOGIN, Process
 from proxy.engines.retry import with_retries
 from proxy.errors import EngineError
 from proxy.fleet import EngineCall
@@ -33,6 +35,8 @@ ANY = "*"
 
 BROKE = frozenset({"server_error", "cut"})
 """Codes of `EngineError` that tell nothing about whose fault it was."""
+RESTARTS = frozenset({"unreachable", "cut"})
+"""Codes of `EngineError` after which a server may have been started again."""
 PROBE = ChatRequest([Message("user", "Say a word.")], sampling=Sampling(temperature=1, top_k=1, max_tokens=1))
 """Asks for one token. Without top_k, a vLLM that returns sampling masks would answer 500."""
 PROBE_S = 30.0
@@ -74,10 +78,15 @@ class Replicas:
         """The number of servers that are up."""
         return sum(server.is_up for server in self._servers.values())
 
-    async def start(self) -> None:
-        """Open connections; no server need be up."""
+    @property
+    def urls(self) -> list[str]:
+        """Those of its servers, as in `Process`."""
+        return [LOGIN.sub("", url) for url in self._servers]
+
+    async def start(self, on_process: Callable[[str, Process], None] = lambda *_: None) -> None:
+        """Open connections; no server need be up. `on_process` is called with the engine's name and each process behind its URLs."""
         for server in self._servers.values():
-            await server.start()
+            await server.start(partial(on_process, self.name))
 
     async def stop(self) -> None:
         """Close connections; calls in flight fail."""
@@ -93,13 +102,16 @@ class Replicas:
     ) -> Answer:
         """A call's answer, within the retry budget. Raises EngineError.
 
-        `under_way` is entered while the call has its turn, and provides the cache salt of each request; `patiently` is passed to
-        `Admission.turn`.
+        `under_way` is entered while the call has its turn, provides the cache salt of each request, and gets the process that answered;
+        `patiently` is passed to `Admission.turn`.
         """
 
-        def ask(engine: Engine) -> Awaitable[Answer]:
+        async def ask(server: Server) -> Answer:
             salt = None if under_way is None else lambda: under_way.salt
-            return engine.complete(msgspec.structs.replace(request, salt=salt), session_id)
+            answer = await server.engine.complete(msgspec.structs.replace(request, salt=salt), session_id)
+            if under_way is not None:
+                under_way.process = server.process or await server.identify()
+            return answer
 
         async with self.admission.turn(patiently=patiently), under_way or nullcontext():
             try:
@@ -132,13 +144,13 @@ class Replicas:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """As `Engine` defines, by any server that is up. Raises EngineError."""
-        return await self._with_retries(secrets.token_hex(4), lambda engine: engine.count_tokens(request))
+        return await self._with_retries(secrets.token_hex(4), lambda server: server.engine.count_tokens(request))
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """As `Engine` defines, by any server that is up. Raises EngineError."""
-        return await self._with_retries(secrets.token_hex(4), lambda engine: engine.detokenize(token_ids))
+        return await self._with_retries(secrets.token_hex(4), lambda server: server.engine.detokenize(token_ids))
 
-    async def _with_retries(self, key: str, ask: Callable[[Engine], Awaitable[T]]) -> T:
+    async def _with_retries(self, key: str, ask: Callable[[Server], Awaitable[T]]) -> T:
         servers = [self._servers[url] for url in ranked(key, self._servers)]
         tried: set[Server] = set()
 
@@ -146,8 +158,10 @@ class Replicas:
             server = min(servers, key=lambda each: (not each.is_up, each in tried))  # the first in rank among equals
             tried.add(server)
             try:
-                result = await ask(server.engine)
+                result = await ask(server)
             except EngineError as fault:
+                if fault.code in RESTARTS:
+                    server.mark_failed()
                 if fault.code == "unreachable":
                     server.mark_down()
                 raise

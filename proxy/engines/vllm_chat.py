@@ -21,6 +21,7 @@ from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message,
 from proxy.engines.api_key import ApiKey
 from proxy.engines.http import UNREADABLE, EngineHttp, decoded
 from proxy.engines.ids import lift
+from proxy.engines.process import start_in
 from proxy.engines.read_prompt import doubt_of_prompt
 from proxy.errors import EngineError
 from topics.types.completion import UNKNOWN
@@ -30,6 +31,8 @@ DEADLINE_S = 600.0
 """Time for one answer: the default timeout of OpenAI's own clients."""
 HEALTH_S = 3.0
 """Time for `/health`, which is answered at once unless the process is busy with parsing or rendering."""
+START_S = 5.0
+"""Time for `/metrics`, which took vLLM 0.32 50 ms on two busy cores; calls may wait for it once per process."""
 NO_LOGPROB = -9999.0
 """vLLM's default, also written for -inf: no sampled token has either."""
 ABOVE_ZERO = 1e-4
@@ -160,6 +163,11 @@ class VllmChat:
     async def is_healthy(self) -> bool:
         """By `/health`."""
         return await self._http.is_answered("/health", HEALTH_S)
+
+    async def started_ms(self) -> int | None:
+        """By `/metrics`. Raises EngineError."""
+        metrics = await self._http.get("/metrics", START_S)
+        return None if metrics is None else start_in(metrics)
 
     async def _post(self, request: ChatRequest, session_id: str) -> bytes:
         return await self._http.post("/v1/chat/completions", to_wire(request, self._model, session_id))

@@ -11,7 +11,7 @@ import pytest
 from proxy.errors import RefusalError
 from proxy.fleet import EngineCall, Fleet, FleetPausedError
 from tests.waiting import eventually
-from topics.fleet import FleetRecord, FleetState, PolicyVersion
+from topics.fleet import FleetState, PolicyVersion
 
 offsets = itertools.count()
 """Of records, as they come."""
@@ -28,12 +28,12 @@ class RefusalBody:
         self.news += 1
 
 
-async def sampled(fleet: Fleet, *meanwhile: FleetRecord, engine: str = "default") -> int | None:
-    """The version of a call under which these records came."""
+async def sampled(fleet: Fleet, *meanwhile: FleetState | PolicyVersion, engine: str = "default") -> int | None:
+    """The proven version of a call under which these records came."""
     async with fleet.call(engine) as call:
         for record in meanwhile:
-            fleet.apply(record, next(offsets))
-    return call.version
+            fleet.apply(record, next(offsets), 0)
+    return call.proven and call.proven.version
 
 
 @pytest.mark.parametrize(
@@ -53,22 +53,22 @@ async def sampled(fleet: Fleet, *meanwhile: FleetRecord, engine: str = "default"
     ids=str,
 )
 async def test_a_call_says_its_version_only_where_the_weights_cannot_have_changed_under_it(
-    meanwhile: list[FleetRecord], told: int | None
+    meanwhile: list[FleetState | PolicyVersion], told: int | None
 ) -> None:
     fleet = RefusalBody().fleet
-    fleet.apply(FleetState(1), next(offsets))
-    fleet.apply(PolicyVersion(7), next(offsets))
+    fleet.apply(FleetState(1), next(offsets), 0)
+    fleet.apply(PolicyVersion(7), next(offsets), 0)
     assert await sampled(fleet, *meanwhile) == told
 
 
 async def test_an_engine_has_its_own_version_until_one_is_published_for_all() -> None:
     fleet = RefusalBody().fleet
     assert await sampled(fleet) is None
-    fleet.apply(PolicyVersion(3, "small"), next(offsets))
+    fleet.apply(PolicyVersion(3, "small"), next(offsets), 0)
     assert (await sampled(fleet), await sampled(fleet, engine="small")) == (None, 3)
-    fleet.apply(PolicyVersion(4), next(offsets))
+    fleet.apply(PolicyVersion(4), next(offsets), 0)
     assert (await sampled(fleet), await sampled(fleet, engine="small")) == (4, 4)
-    fleet.apply(PolicyVersion(None), next(offsets))
+    fleet.apply(PolicyVersion(None), next(offsets), 0)
     assert await sampled(fleet) is None
 
 
@@ -80,7 +80,7 @@ async def test_no_two_publications_salt_an_engines_cache_alike_and_without_one_t
     salts = []
     published = (7, 8, None, 7, None)
     for record in (*map(PolicyVersion, published), PolicyVersion(7, "a")):
-        fleet.apply(record, next(offsets))
+        fleet.apply(record, next(offsets), 0)
         async with fleet.call("a") as call:
             salts.append(call.salt)
     assert None not in salts
@@ -90,25 +90,25 @@ async def test_no_two_publications_salt_an_engines_cache_alike_and_without_one_t
 
 async def test_all_proxies_salt_alike_whatever_records_compaction_has_left_them() -> None:
     salts = set()
-    logs: list[list[tuple[FleetRecord, int]]] = [
+    logs: list[list[tuple[FleetState | PolicyVersion, int]]] = [
         [(PolicyVersion(6), 3), (FleetState(9), 4), (PolicyVersion(7), 5)],
         [(PolicyVersion(7), 5)],
     ]
     for seen in logs:
         fleet = RefusalBody().fleet
         for record, offset in seen:
-            fleet.apply(record, offset)
+            fleet.apply(record, offset, 0)
         salts.add(fleet.weights("a").salt)
     assert len(salts) == 1
 
 
 async def test_a_call_that_waited_out_a_pause_is_salted_with_the_weights_that_it_reaches() -> None:
     fleet = RefusalBody().fleet
-    fleet.apply(PolicyVersion(1), 0)
+    fleet.apply(PolicyVersion(1), 0, 0)
     call = fleet.call("a")
-    fleet.apply(FleetState(1, paused=True), 1)
-    fleet.apply(PolicyVersion(2), 2)
-    fleet.apply(FleetState(2), 3)
+    fleet.apply(FleetState(1, paused=True), 1, 0)
+    fleet.apply(PolicyVersion(2), 2, 0)
+    fleet.apply(FleetState(2), 3, 0)
     async with call:
         assert call.salt == fleet.weights("a").salt
 
@@ -118,7 +118,7 @@ async def test_in_a_pause_no_call_begins_and_the_last_one_to_end_is_news() -> No
     fleet = told.fleet
     async with fleet.call("a"):
         async with fleet.call("a"):
-            fleet.apply(FleetState(1, paused=True), next(offsets))
+            fleet.apply(FleetState(1, paused=True), next(offsets), 0)
             assert (fleet.calls, fleet.generation, told.news) == (2, 1, 1)
         assert (fleet.calls, told.news) == (1, 1)
         with pytest.raises(FleetPausedError):
@@ -135,8 +135,8 @@ async def test_in_a_pause_no_call_begins_and_the_last_one_to_end_is_news() -> No
 )
 def test_a_record_of_no_newer_generation_changes_nothing(first: FleetState, later: FleetState) -> None:
     fleet = RefusalBody().fleet
-    fleet.apply(first, next(offsets))
-    fleet.apply(later, next(offsets))
+    fleet.apply(first, next(offsets), 0)
+    fleet.apply(later, next(offsets), 0)
     assert (fleet.generation, fleet.paused) == (5, first.paused)
 
 
@@ -144,12 +144,12 @@ async def test_a_call_is_held_until_the_fleet_runs_and_no_longer_than_it_may() -
     fleet = RefusalBody().fleet
     now = asyncio.get_running_loop().time
     assert not await fleet.runs(now() + 5)
-    fleet.apply(FleetState(1, paused=True), next(offsets))
+    fleet.apply(FleetState(1, paused=True), next(offsets), 0)
     with pytest.raises(RefusalError, match="paused"):
         await fleet.runs(now() + 0.05)
     held = asyncio.create_task(fleet.runs(now() + 5))
     await asyncio.sleep(0)
-    fleet.apply(FleetState(2), next(offsets))
+    fleet.apply(FleetState(2), next(offsets), 0)
     assert await held
 
 
@@ -178,19 +178,23 @@ class Asking:
 
 async def test_a_pause_that_aborts_ends_calls_which_are_asked_anew_after_it() -> None:
     told = RefusalBody()
-    told.fleet.apply(PolicyVersion(1), next(offsets))
+    told.fleet.apply(PolicyVersion(1), next(offsets), 0)
     asking = Asking(told.fleet)
     running = asyncio.create_task(asking.run())
     await asking.at_engine.wait()
-    told.fleet.apply(FleetState(1, paused=True, in_flight="abort"), next(offsets))
+    told.fleet.apply(FleetState(1, paused=True, in_flight="abort"), next(offsets), 0)
     await eventually(lambda: told.fleet.calls == 0, 5, every_s=0)
     assert not running.done()
-    told.fleet.apply(PolicyVersion(2), next(offsets))
-    told.fleet.apply(FleetState(2), next(offsets))
+    told.fleet.apply(PolicyVersion(2), next(offsets), 0)
+    told.fleet.apply(FleetState(2), next(offsets), 0)
     async with asyncio.timeout(5):
         await asking.at_engine.wait()
     asking.answer.set()
-    assert ((await running).version, asking.tries) == (2, 2)
+    call = await running
+    assert (call.proven and call.proven.version, asking.tries) == (2, 2)
+    assert (call.publication_of(1), call.publication_of(2)) == (None, call.proven and call.proven.offset), (
+        "of its last try"
+    )
 
 
 async def test_a_second_word_to_abort_does_no_harm_while_a_call_is_being_ended() -> None:
@@ -206,9 +210,9 @@ async def test_a_second_word_to_abort_does_no_harm_while_a_call_is_being_ended()
 
     running = asyncio.create_task(slow_to_end())
     await eventually(lambda: fleet.calls == 1, 5, every_s=0)
-    fleet.apply(FleetState(1, paused=True), next(offsets))
+    fleet.apply(FleetState(1, paused=True), next(offsets), 0)
     for generation in (2, 3):
-        fleet.apply(FleetState(generation, paused=True, in_flight="abort"), next(offsets))
+        fleet.apply(FleetState(generation, paused=True, in_flight="abort"), next(offsets), 0)
         await asyncio.sleep(0.01)
     assert fleet.calls == 1, "it is at the engine until it is cleared up"
     clears_up.set()
@@ -221,7 +225,7 @@ async def test_who_ends_a_call_for_good_is_heard_over_a_pause() -> None:
     asking = Asking(fleet)
     running = asyncio.create_task(asking.run())
     await asking.at_engine.wait()
-    fleet.apply(FleetState(1, paused=True, in_flight="abort"), next(offsets))
+    fleet.apply(FleetState(1, paused=True, in_flight="abort"), next(offsets), 0)
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()

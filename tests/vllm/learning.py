@@ -45,6 +45,7 @@ def rows_of(learner: Learner, seed: int) -> list[Row]:
                 advantages=np.full(LENGTH, advantage, np.float32),
                 weights=(mask / (LENGTH - PROMPT)).astype(np.float32),
                 policy_versions=np.zeros(LENGTH, np.int64),
+                publications=np.zeros(LENGTH, np.int64),
             )
         )
     return made

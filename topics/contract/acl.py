@@ -128,7 +128,7 @@ _ROLES: dict[str, _Role] = {
     "proxy": _Role(
         "polar proxy",
         reads=(completions.TOPIC, control.TOPIC, fleet.TOPIC, workers.TOPIC),
-        writes=(completions.TOPIC, events.TOPIC, workers.TOPIC, dead_letters.TOPIC),
+        writes=(completions.TOPIC, events.TOPIC, fleet.TOPIC, workers.TOPIC, dead_letters.TOPIC),
     ),
     "trainer": _Role(
         "polar.trainer, polar.fleet, polar fleet, polar policy",

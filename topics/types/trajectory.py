@@ -6,7 +6,7 @@ sampled tokens are trainable *in this trace*: every sampled token is trainable i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,6 +20,17 @@ from topics.types.tokens import Ids, Logprobs, count, unpack_ids, unpack_logprob
 
 ROOT = -1
 """The parent of a node that starts a path."""
+
+
+class SameWeights(NamedTuple):
+    """Sampled tokens `[start, end)` of one version and publication."""
+
+    version: int | None
+    """None: unknown."""
+    publication: int | None
+    """As `Completion.publication`."""
+    start: int
+    end: int
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,12 +75,15 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     uncaptured: dict[str, str] = {}
     """As in its Completion."""
 
-    def versions(self, start: int, end: int) -> list[tuple[int | None, int, int]]:
-        """Runs (version, start, end) of equal policy version within the sampled tokens `[start, end)`, ascending."""
+    def weights(self, start: int, end: int) -> list[SameWeights]:
+        """The runs of equal weights within the sampled tokens `[start, end)`, ascending."""
         if not self.policy_spans:
-            return [(self.policy_version, start, end)]
-        parts = [(span.version, max(span.start, start), min(span.end, end)) for span in self.policy_spans]
-        return [part for part in parts if part[1] < part[2]]
+            return [SameWeights(self.policy_version, self.publication, start, end)]
+        parts = [
+            SameWeights(span.version, span.publication, max(span.start, start), min(span.end, end))
+            for span in self.policy_spans
+        ]
+        return [part for part in parts if part.start < part.end]
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -174,13 +188,15 @@ class GroupFinished(msgspec.Struct, frozen=True, tag="group_finished", omit_defa
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Tokens `[start, end)` of an expanded trace that one call sampled with one policy version."""
+    """Tokens `[start, end)` of an expanded trace that one call sampled with the same weights."""
 
     call: Call
     start: int
     end: int
     policy_version: int | None = None
     """None: unknown."""
+    publication: int | None = None
+    """As `Call.publication`: with the version it identifies the weights."""
 
 
 class ExpandedTrace(msgspec.Struct, frozen=True):
@@ -234,7 +250,9 @@ def expand(trajectory: Trajectory, trace: Trace) -> ExpandedTrace:
             mask[at:end] = 1
             logprobs[at:end] = unpack_logprobs(node.logprobs)
             call = trajectory.calls[node.call]
-            runs = call.versions(at - first, end - first)
-            spans += [Span(call, first + start, first + stop, version) for version, start, stop in runs]
+            spans += [
+                Span(call, first + run.start, first + run.end, run.version, run.publication)
+                for run in call.weights(at - first, end - first)
+            ]
         at = end
     return ExpandedTrace(trace, ids, mask, logprobs, spans, media)

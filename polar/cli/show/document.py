@@ -60,7 +60,7 @@ def call_document(story: CallStory) -> dict[str, Any]:
         "parent_id": call.parent,
         **picked(call, "branch kind outcome dialect received_at completed_at"),
         "latency_ms": call.completed_at - call.received_at,
-        **picked(call, "prompt_tokens sampled_tokens finish_reason policy_version"),
+        **picked(call, "prompt_tokens sampled_tokens finish_reason policy_version publication"),
         "policy_spans": [msgspec.structs.asdict(span) for span in call.policy_spans],
         **picked(
             call, "realigned model_served sampling reward engine logprobs_mode routed_experts sampling_mask uncaptured"

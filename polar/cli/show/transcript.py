@@ -58,6 +58,7 @@ def draw_call(page: Page, story: Story, told: CallStory) -> None:
         "model": call.model_served,
         "asked for": record.model_requested if record else None,
         "policy version": call.policy_version,
+        "publication": call.publication,
         "parent": call.parent,
         "branch": call.branch,
         "not trained": told.masked,

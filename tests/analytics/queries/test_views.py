@@ -93,15 +93,19 @@ def test_a_call_is_told_once_with_its_harness_its_parent_and_how_it_ended(told: 
 
 def test_a_call_tells_all_versions_that_sampled_it_also_from_files_of_an_older_writer(tmp_path: Path) -> None:
     spans = [PolicySpan(7, 0, 4), PolicySpan(8, 4, 10)]
-    told: list[dict[str, Any]] = [{"policy_spans": spans, "realigned": 3}, {}, {"policy_version": None}]
+    told: list[dict[str, Any]] = [
+        {"policy_spans": spans, "realigned": 3, "publication": 40},
+        {},
+        {"policy_version": None},
+    ]
     calls = [call("mend.0", turn, 5 + turn, **more) for turn, more in enumerate(told)]
     lake = write(tmp_path, [(0, submitted("mend", 1)), *calls])
-    asked = "SELECT policy_version, policy_versions, realigned FROM calls ORDER BY received_at"
+    asked = "SELECT policy_version, policy_versions, publication, realigned FROM calls ORDER BY received_at"
     with opened(lake) as connection:
-        assert rows(connection, asked) == [(7, [7, 8], 3), (7, [7], 0), (None, [], 0)]
-    without_columns(lake, "completions", "policy_spans", "realigned")
+        assert rows(connection, asked) == [(7, [7, 8], 40, 3), (7, [7], None, 0), (None, [], None, 0)]
+    without_columns(lake, "completions", "policy_spans", "publication", "realigned")
     with opened(lake) as connection:
-        assert rows(connection, asked) == [(7, [7], None), (7, [7], None), (None, [], None)]
+        assert rows(connection, asked) == [(7, [7], None, None), (7, [7], None, None), (None, [], None, None)]
 
 
 def test_a_record_that_came_twice_and_a_lost_attempt_are_one_call_each(told: duckdb.DuckDBPyConnection) -> None:

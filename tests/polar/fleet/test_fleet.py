@@ -71,6 +71,29 @@ async def test_a_block_is_a_pause_and_what_is_published_in_it_is_what_calls_say_
     assert (after.state.paused, after.state.generation) == (False, 2)
 
 
+async def test_a_number_that_is_used_again_after_a_rollback_is_another_publication(
+    bench: Bench, fleet: Fleet, client: AsyncOpenAI
+) -> None:
+    publications = []
+    for number, version in enumerate((5, 6, 5, 6)):
+        async with fleet.paused() as pause:
+            publications.append(await pause.publish(version, force=True))
+        await ask(client, f"hi {number}")
+    recorded = [(call.policy_version, call.publication) for call in await bench.calls(4)]
+    assert recorded == [(each.version, each.offset) for each in publications]
+    assert len(set(recorded)) == 4
+    first, undone, back, newest = publications
+    assert [newest.has_abandoned(each.version or 0, each.offset) for each in publications] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    async with Fleet(bench.settings) as restarted:
+        assert (await restarted.publish(7)).rollbacks == newest.rollbacks == back.rollbacks != first.rollbacks
+        assert (await restarted.publish(7, "default")).has_abandoned(6, undone.offset)
+
+
 async def test_calls_that_do_not_end_fail_the_pause_and_the_fleet_runs_again(
     fleet: Fleet, client: AsyncOpenAI, scripted: ScriptedEngine
 ) -> None:

@@ -68,9 +68,8 @@ def test_what_is_cut_or_dropped_is_counted_token_by_token(group: Group, max_toke
 
 def row(size: int) -> Row:
     ones = np.ones(size, dtype=np.float32)
-    return Row(
-        f"t.{size}", 0, np.arange(size, dtype=np.int32), ones.astype(np.uint8), -ones, ones, ones, ones.astype(np.int64)
-    )  # fmt: skip
+    ids, mask, versions = np.arange(size, dtype=np.int32), ones.astype(np.uint8), ones.astype(np.int64)
+    return Row(f"t.{size}", 0, ids, mask, -ones, ones, ones, versions, versions)
 
 
 def test_images_stay_with_their_sequence_and_a_cut_leaves_none_in_part() -> None:

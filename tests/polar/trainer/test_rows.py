@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polar.trainer.advantages import advantages
 from polar.trainer.groups import Group
 from polar.trainer.rows import Row, grpo
-from tests.polar.trainer.trees import built, groups, trained_tokens, trees, versions_of
+from tests.polar.trainer.trees import built, groups, publication_of, trained_tokens, trees, versions_of
 from topics.types.tokens import pack_ids, pack_logprobs
 from topics.types.trajectory import ROOT, Call, Node, Trajectory
 
@@ -92,17 +92,17 @@ def test_what_has_no_reward_is_in_no_row_and_changes_none(group: Group) -> None:
 
 
 @given(trees(rewards=st.just(1.0), updated=True))
-def test_each_token_has_the_version_that_its_call_tells_of_it(trajectory: Trajectory) -> None:
+def test_each_token_has_the_version_and_the_publication_that_its_call_tells_of_it(trajectory: Trajectory) -> None:
     found = {
-        token: version
+        token: (version, publication)
         for row in grpo(Group("t", [trajectory]))
-        for token, version, trained in zip(
-            row.token_ids.tolist(), row.policy_versions.tolist(), row.loss_mask, strict=True
+        for token, version, publication, trained in zip(
+            row.token_ids.tolist(), row.policy_versions.tolist(), row.publications.tolist(), row.loss_mask, strict=True
         )
         if trained
     }
     wanted = versions_of(trajectory)
-    assert found == {token: -1 if version is None else version for token, version in wanted.items()}
+    assert found == {token: (-1, -1) if at is None else (at, publication_of(at)) for token, at in wanted.items()}
 
 
 def two_calls(reward: float, first: float | None) -> Trajectory:

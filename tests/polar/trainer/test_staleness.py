@@ -1,8 +1,11 @@
-"""No token that is too old is trained, none that is fresh is lost, and the difference is counted, in whatever part it goes."""
+"""No token that is too old, newer than the trainer or of an abandoned line is trained, none that is fresh is lost, and the difference is
+counted, in whatever part it goes."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import pytest
@@ -11,9 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from polar.trainer.groups import Group
-from polar.trainer.staleness import Staleness
+from polar.trainer.staleness import REASONS, Staleness
 from tests.polar.trainer.trees import built, groups, tallied, trained_tokens, versions_of
 from tests.polar.trainer.writing import trajectory
+from topics.fleet import FleetView, PolicyVersion, Publication, rollbacks_at
 from topics.types.errors import InputError
 from topics.types.tokens import count, pack_ids, pack_logprobs, unpack_ids
 from topics.types.trajectory import ROOT, Call, Node, Trajectory
@@ -32,7 +36,7 @@ def applied(group: Group, limit: int, unknown: Unknown, drop: Drop = "group") ->
 
 
 def is_fresh(version: int | None, limit: int, unknown: str) -> bool:
-    return unknown == "fresh" if version is None else version >= CURRENT - limit
+    return unknown == "fresh" if version is None else CURRENT - limit <= version <= CURRENT
 
 
 def trained(trajectory: Trajectory, group: Group) -> list[tuple[int, int | None]]:
@@ -59,7 +63,7 @@ def test_by_token_exactly_the_fresh_ones_are_trained(group: Group, limit: int, u
         for at, version in trained(one, group)
         if not is_fresh(version, limit, unknown)
     )
-    assert counts["stale_token"] + counts["unknown_version_token"] == lost
+    assert sum(counts[f"{reason}_token"] for reason in REASONS) == lost
     if kept is None:
         assert lost
         assert not any(fresh.values())
@@ -107,7 +111,8 @@ def test_by_sample_those_without_a_stale_token_are_left(group: Group, limit: int
         for one in group.trajectories
         if all(is_fresh(version, limit, unknown) for _, version in trained(one, group))
     ]
-    assert counts["stale_sample"] + counts["unknown_version_sample"] == len(group.trajectories) - len(wanted)
+    dropped = sum(counts[f"{reason}_sample"] for reason in REASONS)
+    assert dropped == len(group.trajectories) - len(wanted)
     assert (kept.trajectories if kept else []) == wanted or (
         kept is None and not any(trained(one, group) for one in wanted)
     )
@@ -141,6 +146,9 @@ def test_the_version_is_asked_for_each_group() -> None:
     version = 8
     assert rule(group, counts) is None
     assert counts == {"stale_group": 1}
+    version = 6
+    assert rule(group, counts) is None
+    assert counts == {"stale_group": 1, "newer_group": 1}
 
 
 @pytest.mark.parametrize("drop", ["group", "sample", "token"])
@@ -157,8 +165,114 @@ def test_how_old_a_trace_is_that_takes_no_reward_is_all_the_same(drop: Drop) -> 
     assert counts["stale_group"] == 1
 
 
-def call(index: int, version: int) -> Call:
-    return Call(f"c{index}", "main", "answered", "openai_chat", index, index + 1, policy_version=version)
+def call(index: int, version: int | None, publication: int | None = None) -> Call:
+    made = Call(f"c{index}", "main", "answered", "openai_chat", index, index + 1)
+    return replace(made, policy_version=version, publication=publication)
+
+
+Published = tuple[int | None, int | None]
+"""Version and publication of a token."""
+
+
+def published(versions: Sequence[int]) -> list[Publication]:
+    """The publications of a trainer, at offsets from 0 on; as the newest record alone tells them."""
+    found: list[Publication] = []
+    for offset, version in enumerate(versions):
+        view = FleetView()
+        view.take(PolicyVersion(version, None, rollbacks_at(version, found[-1:])), offset=offset)
+        found.append(view.policies[None])
+    return found
+
+
+def sampled_by(weights: Sequence[Published]) -> Group:
+    """A session with a token for each of these weights."""
+    calls = [call(at, *each) for at, each in enumerate(weights)]
+    nodes = [Node(ROOT, pack_ids([1]))]
+    nodes += [Node(at, pack_ids([2 + at]), pack_logprobs([-1.0]), call=at) for at in range(len(weights))]
+    return Group("t", [built("t.0", nodes, calls, reward=1.0)])
+
+
+def trained_of(group: Group | None, weights: Sequence[Published]) -> list[Published]:
+    if group is None:
+        return []
+    return [weights[token - 2] for token in sorted(trained_tokens(group.trajectories[0]))]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[int], int, list[Published]]:
+    """Published versions, the trainer's publication among them, and the weights of tokens, most of them published."""
+    versions = draw(st.lists(st.integers(0, 5), min_size=1, max_size=10))
+    now = draw(st.integers(0, len(versions) - 1))
+    known = st.sampled_from([*zip(versions, range(len(versions)), strict=True)])
+    unknown = st.tuples(st.none() | st.integers(0, 6), st.none())
+    return versions, now, draw(st.lists(known | known | unknown, min_size=1, max_size=6))
+
+
+@given(histories(), st.integers(0, 3), UNKNOWNS)
+def test_of_publications_exactly_those_on_the_trainers_own_line_are_trained(
+    history: tuple[list[int], int, list[Published]], limit: int, unknown: Unknown
+) -> None:
+    versions, now, weights = history
+    current = published(versions)[now]
+    mine = versions[now]
+
+    def is_fresh(one: Published) -> bool:
+        version, at = one
+        if version is None:
+            return unknown == "fresh"
+        if not mine - limit <= version <= mine:
+            return False
+        if at is None:
+            # Weights of this number may have been lost to a rollback: then the number names two.
+            is_one = not any(lower < version and lower < above for above, lower in pairwise(versions[: now + 1]))
+            return is_one or unknown == "fresh"
+        if at > now:
+            return version == mine  # published again, as after a server's restart
+        return all(later >= version for later in versions[at : now + 1])
+
+    counts: Counter[str] = Counter()
+    kept = Staleness(lambda: current, limit, drop="token", unknown=unknown)(sampled_by(weights), counts)
+    fresh = [one for one in weights if is_fresh(one)]
+    assert trained_of(kept, weights) == fresh
+    assert sum(counts[f"{reason}_token"] for reason in REASONS) == len(weights) - len(fresh)
+
+
+def test_what_was_sampled_before_a_rollback_is_not_trained_when_its_number_comes_again() -> None:
+    """Version 6, back to 5, another 6: the trainer has the second one."""
+    weights: list[Published] = [(5, 0), (6, 1), (5, 2), (6, 3), (6, None), (7, 4)]
+    group, current = sampled_by(weights), published([5, 6, 5, 6])[-1]
+    counts: Counter[str] = Counter()
+    kept = Staleness(lambda: current, 1, drop="token")(group, counts)
+    assert trained_of(kept, weights) == [(5, 0), (5, 2), (6, 3)]
+    assert counts == {"abandoned_token": 1, "unknown_version_token": 1, "newer_token": 1}
+    by_number: Counter[str] = Counter()
+    kept = Staleness(lambda: 6, 1, drop="token")(group, by_number)
+    assert trained_of(kept, weights) == weights[:5], "a number alone can't tell the two apart"
+    assert by_number == {"newer_token": 1}
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ([(6, 3), (1, 0)], "stale"),
+        ([(6, 1), (7, 4), (None, None)], "abandoned"),
+        ([(7, 4), (None, None)], "newer"),
+        ([(None, None)], "unknown_version"),
+    ],
+)
+def test_a_sample_is_counted_once_by_its_worst_reason(weights: list[Published], reason: str) -> None:
+    current = published([5, 6, 5, 6])[-1]
+    for drop, unit in (("group", "group"), ("sample", "sample")):
+        counts: Counter[str] = Counter()
+        assert Staleness(lambda: current, 2, drop=drop)(sampled_by(weights), counts) is None  # type: ignore[arg-type]
+        assert counts[f"{reason}_{unit}"] == 1
+
+
+def test_a_publication_of_unknown_weights_is_no_trainers_version() -> None:
+    view = FleetView()
+    view.take(PolicyVersion(None))
+    with pytest.raises(InputError, match=r"current: .* unknown weights"):
+        Staleness(lambda: view.policies[None], 1)(sampled_by([(5, 0)]), Counter())
 
 
 def test_a_limit_below_nothing_is_refused() -> None:

@@ -56,7 +56,7 @@ def trees(
             version = draw(versions)
             sampling = Sampling(temperature=draw(temperatures))
             made = (name, "main", "answered", "openai_chat", call, call + 1)
-            calls.append(Call(*made, policy_version=version, sampling=sampling))
+            calls.append(Call(*made, policy_version=version, publication=publication_of(version), sampling=sampling))
         logprobs = pack_logprobs([-draw(st.integers(1, 64)) / 16 for _ in range(size)])
         nodes.append(Node(parent, tokens, logprobs, call, "why" if masked else None))
 
@@ -77,8 +77,18 @@ def spanned(draw: st.DrawFn, call: Call, tokens: int) -> Call:
     edges = sorted(draw(st.sets(st.integers(1, tokens - 1), max_size=3))) if tokens > 1 else []
     if call.policy_version is None or not edges:
         return call
-    spans = [PolicySpan(draw(st.integers(0, 6)), start, end) for start, end in pairwise([0, *edges, tokens])]
-    return msgspec.structs.replace(call, policy_version=spans[0].version, policy_spans=spans)
+    versions = st.integers(0, 6)
+    spans = [PolicySpan(draw(versions), start, end) for start, end in pairwise([0, *edges, tokens])]
+    spans = [msgspec.structs.replace(span, publication=publication_of(span.version)) for span in spans]
+    first = spans[0]
+    return msgspec.structs.replace(
+        call, policy_version=first.version, publication=first.publication, policy_spans=spans
+    )
+
+
+def publication_of(version: int | None) -> int | None:
+    """In these trees each version was published once, there."""
+    return None if version is None else 10 * version
 
 
 def _sampled(nodes: Sequence[Node], call: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -17,11 +17,15 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Cut, Hang, Status
 from proxy.chat import ChatRequest, Message
 from proxy.engines import health, retry
+from proxy.engines.health import Server
 from proxy.engines.pool import Engines
+from proxy.engines.process import Process
 from proxy.engines.replicas import Replicas
+from proxy.engines.vllm_chat import VllmChat
 from proxy.errors import EngineError, Refusal, refusal_of
+from proxy.fleet import Fleet
 from proxy.rendezvous import ranked
-from tests.proxy.engines.recorded import started
+from tests.waiting import eventually
 from topics.environment.settings import EngineSettings
 
 ASKED = ChatRequest([Message("user", "hi")])
@@ -78,16 +82,36 @@ async def servers() -> AsyncIterator[Servers]:
 
 
 @pytest.fixture
-async def engine(servers: Servers) -> AsyncIterator[Replicas]:
-    async with opened(servers.urls) as engine:
+def processes() -> list[Process]:
+    """As they are identified."""
+    return []
+
+
+@pytest.fixture
+async def engine(servers: Servers, processes: list[Process]) -> AsyncIterator[Replicas]:
+    async with opened(servers.urls, lambda _, process: processes.append(process)) as engine:
+        # A server that is killed while it accepts a connection leaves a warning (Python 3.11).
+        await eventually(lambda: len(processes) == SERVERS)
         yield engine
 
 
+async def process_of(engine: Replicas, session_id: str) -> Process | None:
+    """The process that answers a call."""
+    call = Fleet(lambda: None).call("e")
+    await engine.complete(ASKED, session_id, under_way=call)
+    return call.process
+
+
 @asynccontextmanager
-async def opened(urls: list[str]) -> AsyncIterator[Replicas]:
+async def opened(
+    urls: list[str], on_process: Callable[[str, Process], None] = lambda *_: None
+) -> AsyncIterator[Replicas]:
     engines = Engines.of({"e": EngineSettings(urls=tuple(urls), model=MODEL)}, deadline_s=5.0)
-    async with started(engines):
+    await engines.start(on_process)
+    try:
         yield engines.default
+    finally:
+        await engines.stop()
 
 
 async def until_healthy(engine: Replicas, count: int) -> None:
@@ -199,3 +223,83 @@ async def test_a_host_that_answers_no_packet_is_unreachable(monkeypatch: pytest.
                 with pytest.raises(EngineError, match=r"no connection within 0\.1 s") as fault:
                     await engine.complete(ASKED, "t.0")
         assert fault.value.code == "unreachable"
+
+
+async def test_calls_name_the_process_that_answered_which_is_identified_once(
+    engine: Replicas, servers: Servers, processes: list[Process]
+) -> None:
+    starts = {url: round(each.started * 1000) for url, each in servers.engines.items()}
+    for session in ("t.0", "t.1", "t.2"):
+        process = await process_of(engine, session)
+        assert process is not None
+        assert process.started_ms == starts[process.url]
+    assert len(processes) == SERVERS, "no call asks"
+
+
+async def test_after_a_failure_the_first_answer_waits_until_its_process_is_identified(
+    engine: Replicas, servers: Servers, processes: list[Process]
+) -> None:
+    """The new process has the port of the old one, and answers a call before any health check."""
+    first = ranked("t.0", servers.urls)[0]
+    for url in servers.urls:
+        await servers.kill(url)
+    with pytest.raises(EngineError):
+        await process_of(engine, "t.0")
+    servers.engines[first] = ScriptedEngine()
+    await servers.start(first)
+    assert await process_of(engine, "t.0") == Process(first, round(servers.engines[first].started * 1000))
+    assert len(set(processes)) == SERVERS + 1
+
+
+async def test_a_busy_server_that_fails_a_call_is_identified_as_the_process_that_it_was(
+    engine: Replicas, servers: Servers, processes: list[Process]
+) -> None:
+    first = ranked("t.0", servers.urls)[0]
+    before = await process_of(engine, "t.0")
+    servers.engines[first].faults.add(Cut(times=2))
+    async with asyncio.timeout(5):
+        while await process_of(engine, "t.0") != before or len(processes) == SERVERS:
+            await asyncio.sleep(0.01)
+    assert len(set(processes)) == SERVERS
+
+
+async def test_a_server_that_accepts_and_does_not_say_when_it_started_is_left_alone_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.engines.vllm_chat.START_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        server = Server(
+            f"http://127.0.0.1:{hung.getsockname()[1]}",
+            VllmChat("http://127.0.0.1:" + str(hung.getsockname()[1]), MODEL),
+        )
+        asked = asyncio.gather(*(server.identify() for _ in range(3)))
+        assert await asked == [None] * 3
+        async with asyncio.timeout(0.04):
+            assert await server.identify() is None
+        await server.stop()
+
+
+@pytest.mark.parametrize("login", ["", "user:secret@"])
+async def test_an_engine_that_reports_no_start_has_processes_without_one(login: str) -> None:
+    class Plain:
+        """A plug-in without `ReportsStart`."""
+
+        owns_prompts = False
+
+    server = Server(f"http://{login}e:1", Plain())  # type: ignore[arg-type] # it is asked nothing
+    assert await server.identify() == Process("http://e:1", None)
+    assert server.process == Process("http://e:1", None)
+
+
+async def test_a_plug_in_that_fails_to_read_a_start_fails_no_call() -> None:
+    class Broken:
+        """A plug-in with a fault in `started_ms`."""
+
+        owns_prompts = False
+
+        async def started_ms(self) -> int | None:
+            raise ZeroDivisionError
+
+    server = Server("http://e:1", Broken())  # type: ignore[arg-type] # it is asked nothing else
+    assert await server.identify() is None
+    assert server.process is None

@@ -15,7 +15,7 @@ from topics.types.session import Stage
 ALONE = {
     "tasks": {"submitter", "replayer"},
     "sessions": {"coordinator", "rebuild-table"},
-    "fleet": {"trainer"},
+    "fleet": {"trainer", "proxy"},
     "control": {"coordinator", "trainer"},
     "completions": {"coordinator", "rebuild-table", "builder", "proxy"},
     "webhooks": {"builder", "webhooks", "replayer"},

@@ -64,19 +64,32 @@ def test_a_trace_is_written_out_with_mask_logprobs_and_spans(
 
 def test_a_span_is_of_one_version_where_weights_changed_within_an_answer() -> None:
     updated = msgspec.structs.replace(
-        CALLS[0], policy_version=7, policy_spans=[PolicySpan(7, 0, 1), PolicySpan(8, 1, 4), PolicySpan(9, 4, 5)]
+        CALLS[0],
+        policy_version=7,
+        publication=70,
+        policy_spans=[PolicySpan(7, 0, 1, 70), PolicySpan(8, 1, 4, 80), PolicySpan(9, 4, 5)],
     )
     nodes = [read(ROOT, 1, 2), sampled(0, 0, 3, 4), sampled(1, 0, 5, 6, 7), read(2, 8), sampled(3, 1, 9)]
     traces = [Trace("a", leaf=4, trains=[1, 2, 4]), Trace("b", leaf=4, trains=[2])]
     tree = msgspec.structs.replace(TREE, nodes=nodes, traces=traces, calls=[updated, CALLS[1]])
     assert expand(tree, traces[0]).spans == [
-        Span(updated, 2, 3, 7),
-        Span(updated, 3, 4, 8),
-        Span(updated, 4, 6, 8),
-        Span(updated, 6, 7, 9),
-        Span(CALLS[1], 8, 9, None),
+        Span(updated, 2, 3, 7, 70),
+        Span(updated, 3, 4, 8, 80),
+        Span(updated, 4, 6, 8, 80),
+        Span(updated, 6, 7, 9, None),
+        Span(CALLS[1], 8, 9, None, None),
     ]
-    assert expand(tree, traces[1]).spans == [Span(updated, 4, 6, 8), Span(updated, 6, 7, 9)]
+    assert expand(tree, traces[1]).spans == [Span(updated, 4, 6, 8, 80), Span(updated, 6, 7, 9, None)]
+
+
+def test_a_call_of_one_version_has_one_publication() -> None:
+    call = msgspec.structs.replace(CALLS[0], policy_version=7, publication=70)
+    assert call.weights(2, 5) == [(7, 70, 2, 5)]
+
+
+def test_spans_of_older_records_have_no_publication() -> None:
+    older = msgspec.msgpack.encode([7, 0, 3])
+    assert msgspec.msgpack.decode(older, type=PolicySpan) == PolicySpan(7, 0, 3, None)
 
 
 @given(st.lists(st.integers(-1, 12), max_size=6), st.integers(0, 12))

@@ -1,0 +1,41 @@
+"""The process of an inference server: its start tells a server that has run all the time from one that was started again.
+
+vLLM reports the start in `/metrics`, as most servers with Prometheus' client do: `process_start_time_seconds`. It does not with several API
+servers (`--api-server-count`), and SGLang never does. The start is read once per process: at the proxy's start, and after a broken
+connection or a failed health check.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Protocol, runtime_checkable
+
+START = re.compile(rb"^process_start_time_seconds(?:\{[^}\n]*\})? ([0-9.eE+]{1,40})\r?$", re.MULTILINE)
+LOGIN = re.compile(r"(?<=//)[^/]*@")
+"""User and password in a URL."""
+
+
+class Process(NamedTuple):
+    """A process behind the URL of a server."""
+
+    url: str
+    """Without a login."""
+    started_ms: int | None
+    """Unix ms by its host's clock; None: the server doesn't report it."""
+
+
+@runtime_checkable
+class ReportsStart(Protocol):
+    """An engine plug-in whose server may report the start of its process."""
+
+    async def started_ms(self) -> int | None:
+        """Unix ms; None: the server doesn't report it. Raises EngineError if it doesn't answer."""
+
+
+def start_in(metrics: bytes) -> int | None:
+    """The start of the process in Prometheus' text format, Unix ms; None if it isn't there."""
+    found = START.search(metrics)
+    try:
+        return None if found is None else round(float(found[1]) * 1000)
+    except (ValueError, OverflowError):
+        return None
