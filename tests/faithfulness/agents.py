@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from tests.consumers.token_tree.transcripts import build_record
-from tests.faithfulness.lived import Lived, Read, Session, Version, ids_of, images_of
-from tests.faithfulness.proxy_log import MEDIA, ProxyLog
+from tests.faithfulness.lived import UNPROVEN, Lived, Read, Session, Version, ids_of, images_of
+from tests.faithfulness.proxy_log import ProxyLog
 from topics.calls.delta import BLOCK
 from topics.types.completion import CallOutcome, Sampling
 from topics.types.session import Status
@@ -24,6 +24,17 @@ WORDS = 9
 """The first token that is text."""
 ENGINES = ("large", "small")
 KINDS = ("main", "subagent", "compaction", "title", "summary")
+PLAIN = Sampling(
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repetition_penalty=1.0,
+    grammar_source="none",
+)
+"""Everything is known, and the distribution is the model's own. No other call of these sessions is plain."""
 LOGPROB_STEP = 1 / 1024
 """Logprobs are multiples of it, exact in float32."""
 DAMAGE = ("gone", "base_missing", "invalid_tokens", "chain_differs", "invalid_logprobs")
@@ -70,7 +81,7 @@ class _Agent:
         self._served = served
         self._session_id = session_id
         self._words = random.choice([3, 40, 40, 30_000])
-        self._images = MEDIA and random.random() < 0.5
+        self._images = random.random() < 0.4
         self._knows_places = random.random() < 0.8
         self._system = self._text(random.choice([1, 4, 4, 4, BLOCK, 2 * BLOCK + 30]))
         self._has_threads = random.random() < 0.5
@@ -265,13 +276,16 @@ class _Agent:
         return asked
 
     def _sampling(self) -> Sampling:
-        is_truncated = self._random.random() < 0.2
+        if 1.0 in self._served.temperatures and self._random.random() < 0.4:
+            return PLAIN
+        is_truncated, has_grammar = self._random.random() < 0.2, self._random.random() < 0.2
         return Sampling(
             temperature=self._random.choice(self._served.temperatures),
             repetition_penalty=self._random.choice([None, None, 1.1]),
             top_p=0.9 if is_truncated else None,
             truncated=is_truncated,
-            grammar=self._random.random() < 0.2,
+            grammar=has_grammar,
+            grammar_source="response_format" if has_grammar else self._random.choice(["none", "unknown"]),
         )
 
     def _sampled(self, prompt: list[Read]) -> tuple[list[int], str]:
@@ -320,7 +334,9 @@ class _Agent:
     def _observation(self) -> list[Read]:
         """What a tool or a user says, with an image at times: one of few, so that prompts differ in an image alone."""
         text = self._text(self._random.choice([1, 3, 3, 3, 60]))
-        image = self._random.choice("abc") * 64
+        image = self._random.choice(
+            ["a" * 64, "b" * 64, "c" * 64, UNPROVEN if self._random.random() < 0.2 else "a" * 64]
+        )
         shown: list[Read] = [(IMAGE, image), IMAGE] if self._images and self._random.random() < 0.4 else []
         return [TOOL, *shown, *text, END]
 

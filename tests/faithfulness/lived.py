@@ -14,6 +14,9 @@ Version = tuple[int | None, int | None]
 Read = int | tuple[int, *tuple[str, ...]]
 """What a model reads in one place: a token, or a token with the digests of the images that begin there."""
 
+UNPROVEN = "u" * 64
+"""The digest of an image's URL: the engine fetched it, and nobody knows what it saw."""
+
 
 @dataclass(eq=False)
 class Lived:

@@ -14,13 +14,10 @@ import numpy as np
 
 from proxy.session.seen import Question, SeenAnswers
 from tests.consumers.token_tree.transcripts import completion
-from tests.faithfulness.lived import Lived, Read, Version, ids_of, images_of
+from tests.faithfulness.lived import UNPROVEN, Lived, Read, Version, ids_of, images_of
 from topics.calls.delta import BLOCK, PromptIndex
 from topics.types.completion import CallOutcome, Completion, Medium, PolicySpan, TokenDelta
 from topics.types.tokens import Ids, pack_ids, pack_logprobs, unpack_ids
-
-MEDIA = False
-"""Whether prompts have images: the writer of deltas takes them as `encode(prompt, media)` and `add(call_id, prompt, sampled, media)`."""
 
 
 class ProxyLog:
@@ -81,16 +78,14 @@ class ProxyLog:
             self.records = [one for one in others if kind != "gone" or one.call_id != call.call_id]
 
     def _remember(self, call: Lived) -> None:
-        self._prompts.add(call.call_id, _ids(call.prompt), _ids(call.sampled), *self._media(call))
+        self._prompts.add(call.call_id, _ids(call.prompt), _ids(call.sampled), self._media(call))
 
-    def _media(self, call: Lived) -> tuple[Any, ...]:
-        """The prompt's images, for a writer of deltas that takes them."""
-        found = [
-            Medium(digest, position=at if self._knows_places else None)
+    def _media(self, call: Lived) -> list[Medium]:
+        return [
+            Medium(digest, position=at if self._knows_places else None, unproven=digest == UNPROVEN)
             for at, read in enumerate(call.prompt)
             for digest in images_of(read)
         ]
-        return (found,) if MEDIA else ()
 
     def _record(self, call: Lived, rejects: list[str]) -> Completion:
         is_answered = call.outcome is CallOutcome.ANSWERED
@@ -99,7 +94,7 @@ class ProxyLog:
         lineage |= {"retry": "1"} if call.is_retry else {}
         return completion(
             call.call_id,
-            self._prompts.encode(_ids(call.prompt), *self._media(call)) if is_answered else TokenDelta(b""),
+            self._prompts.encode(_ids(call.prompt), self._media(call)) if is_answered else TokenDelta(b""),
             call.sampled,
             session_id=self._session_id,
             logprobs=pack_logprobs(call.logprobs),
@@ -119,7 +114,7 @@ class ProxyLog:
             policy_spans=_spans(call.versions),
             rejects=rejects,
             prompt_doubt=call.prompt_doubt,
-            **({"media": self._media(call)[0]} if MEDIA and is_answered else {}),
+            media=self._media(call) if is_answered else [],
         )
 
 

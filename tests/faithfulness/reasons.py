@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from tests.faithfulness.lived import Lived, Read, Session
+from tests.faithfulness.agents import PLAIN
+from tests.faithfulness.lived import UNPROVEN, Lived, Read, Session, images_of
 from topics.types.building import Filters
 from topics.types.completion import CallOutcome
 
@@ -15,9 +16,24 @@ MANY_WORDS = 10_000
 PLACELESS = frozenset({"base_missing", "invalid_tokens", "chain_differs"})
 """Reasons of a call whose prompt can't be restored, so that it is in no tree."""
 IN_ORDER = (
-    "prompt_differs", "invalid_logprobs", "disowned", "side_call", "rejected", "undelivered", "filtered_status", "filtered_kind",
-    "filtered_engine", "filtered_truncated", "filtered_long",
-)  # fmt: skip
+    "prompt_differs",
+    "media_unknown",
+    "invalid_logprobs",
+    "disowned",
+    "side_call",
+    "rejected",
+    "undelivered",
+    "filtered_status",
+    "filtered_kind",
+    "filtered_engine",
+    "filtered_grammar",
+    "filtered_truncated_sampling",
+    "filtered_penalised",
+    "filtered_not_plain",
+    "filtered_truncated",
+    "filtered_media",
+    "filtered_long",
+)
 """Of several reasons of a call in the tree, the first counts."""
 
 
@@ -84,15 +100,22 @@ def _first(holding: set[str | None]) -> str | None:
 def _own(session: Session, call: Lived, filters: Filters) -> set[str | None]:
     """The reasons that hold for a call whatever other calls there are."""
     is_work = call.kind in TRAINED_BY_DEFAULT
+    images = [image for read in call.prompt for image in images_of(read)]
     holds = {
         "prompt_differs": call.prompt_doubt is not None,
+        "media_unknown": UNPROVEN in images,
         "invalid_logprobs": call.damage == "invalid_logprobs",
         "disowned": call.is_disowned,
         "side_call": not is_work and call.kind not in filters.kinds,
         "filtered_status": filters.statuses is not None and session.build.status not in filters.statuses,
         "filtered_kind": is_work and call.kind not in filters.kinds,
         "filtered_engine": filters.engines is not None and call.engine not in filters.engines,
+        "filtered_grammar": filters.grammar == "mask" and call.sampling.grammar,
+        "filtered_truncated_sampling": filters.truncated == "mask" and call.sampling.top_p == 0.9,
+        "filtered_penalised": filters.penalised == "mask" and call.sampling.repetition_penalty == 1.1,
+        "filtered_not_plain": filters.plain_only and call.sampling != PLAIN,
         "filtered_truncated": filters.drop_truncated and call.finish_reason == "length",
+        "filtered_media": filters.drop_media and bool(images),
         "filtered_long": filters.max_tokens is not None and len(call.whole) > filters.max_tokens,
     }
     return {reason for reason, is_true in holds.items() if is_true}
