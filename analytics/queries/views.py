@@ -301,7 +301,7 @@ GROUPS = View(
 )
 VERIFICATIONS = View(
     "verifications",
-    "A trace that an engine has scored again (`polar verify`); the newest verification of each trace and engine. Differences are "
+    "A trace that an engine has scored again (`polar verify`); the newest verification of each trace, engine and output. Differences are "
     "|recorded logprob - scored logprob|, in nats.",
     {
         "trace_id": "as in `traces`",
@@ -310,6 +310,7 @@ VERIFICATIONS = View(
         "server": "URL of the server that scored them",
         "verified_at": "when",
         "policy_version": "version of the weights that sampled and scored them; null: unknown",
+        "publication": "publication of that version (`polar.fleet`); null: unknown",
         "tokens": "tokens that were scored",
         "median": "median difference",
         "p99": "99 of 100 scored tokens differ by no more",
@@ -318,10 +319,11 @@ VERIFICATIONS = View(
         "over": "scored tokens whose difference is above `limit_nats`",
         "logprobs": "the scored logprob of each token that the trace trains, in order; NaN: not scored",
         "unscored": "the engine's trained tokens of the trace that weren't scored, by reason (docs/vllm.md)",
+        "output": "suffix of the trajectories topic that holds the trace; null: the default one",
     },
     """
     FROM lake.verifications
-    QUALIFY row_number() OVER (PARTITION BY trace_id, engine ORDER BY logged_at DESC, log_offset DESC) = 1
+    QUALIFY row_number() OVER (PARTITION BY trace_id, engine, output ORDER BY logged_at DESC, log_offset DESC) = 1
     """,
 )
 VIEWS = {view.name: view for view in (TASKS, CALLS, SESSIONS, STAGE_TIMES, TRACES, TRAJECTORIES, GROUPS, VERIFICATIONS)}

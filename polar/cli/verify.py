@@ -7,7 +7,7 @@ import hashlib
 import heapq
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +24,7 @@ from topics.types.trajectory import Trajectory
 from topics.waiting.first_done import first_done
 
 if TYPE_CHECKING:
-    from polar.verification.report import EngineReport, Report
+    from polar.verification.report import EngineReport, Report, TraceFound
     from polar.verification.run import Verifier
 
 NAMED = 10
@@ -59,7 +59,8 @@ def verify(
         typer.Option(
             min=0.0,
             metavar="NATS",
-            help="Fail if more than 1 of 100 tokens of an engine differs by more. The default is for bfloat16; float32: 1e-3.",
+            help="Fail if more than 1 of 100 tokens of an engine, or a call on average, differs by more. The default is for bfloat16; "
+            "float32: 1e-3.",
         ),
     ] = 0.1,
     concurrency: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Prompts scored at a time.")] = 4,
@@ -91,7 +92,7 @@ def verify(
     else:
         show(COLUMNS, [_row(engine, each) for engine, each in sorted(result.engines.items())])
     _print_problems(result)
-    if not result.is_faithful or result.unrecorded or result.remaining:
+    if not (result.is_faithful or result.is_outdated) or result.unrecorded or result.remaining:
         raise typer.Exit(Exit.FAILED)
 
 
@@ -137,18 +138,23 @@ async def _verify(
     chosen = (await first_done(stop, reading)).get(reading)
     if chosen is None:
         return
-    if not chosen:
+    newest, count = chosen
+    if not newest:
         raise NotReadyError("no finished session is among those that you chose; `polar trajectories` lists them")
+    if count > len(newest):
+        note(f"only the newest {len(newest)} of {count} sessions are verified; --sessions sets how many")
     try:
         await verifier.start()
         with progress.bar("verifying traces") as bar:
-            await verifier.run(chosen, stop, bar)
+            await verifier.run(newest, stop, bar)
     finally:
         await verifier.close()
 
 
-async def _read(found: Settings, output: str | None, wanted: _Wanted, sessions: int) -> Sequence[Trajectory]:
-    """The newest of the wanted sessions that have traces."""
+async def _read(
+    found: Settings, output: str | None, wanted: _Wanted, sessions: int
+) -> tuple[Sequence[Trajectory], int]:
+    """The newest of the wanted sessions that have traces, and the number of all of them."""
     from polar.client import require_topic
     from topics import trajectories
     from topics.log import kafka
@@ -160,20 +166,26 @@ async def _read(found: Settings, output: str | None, wanted: _Wanted, sessions: 
     newest: list[tuple[int, int, int, Trajectory]] = []
     """A heap by time, partition and offset, as partitions are read in any order."""
 
+    count = 0
+
     def on_record(record: object, envelope: kafka.Record) -> None:
+        nonlocal count
         if isinstance(record, Trajectory) and record.traces and wanted(record):
+            count += 1
             entry = (envelope.timestamp, envelope.partition, envelope.offset, record)
             (heapq.heappush if len(newest) < sessions else heapq.heappushpop)(newest, entry)
 
     follower = Follower(found, trajectories.topic(output), on_record, since=Since.BEGINNING, committed=True)
     await progress.reading(follower.start(READ_S), lambda: follower.progress, "trajectories")
     await follower.stop()
-    return [trajectory for *_, trajectory in sorted(newest)]
+    return [trajectory for *_, trajectory in sorted(newest)], count
 
 
 def _row(engine: str, report: EngineReport) -> list[object]:
     agreement, worst = report.agreement, report.worst
-    figures: list[object] = [None] * 3 if agreement is None else [*map(_nats, agreement.figures)]
+    figures: list[object] = [None] * 3
+    if agreement is not None:
+        figures = [*map(_nats, (agreement.median, agreement.p99, agreement.largest))]
     tokens = 0 if agreement is None else agreement.tokens
     name = None if worst is None else f"{worst.trace_id} (p99 {_nats(worst.p99)}, max {_nats(worst.largest)})"
     return [engine, report.traces, tokens, *figures, len(report.over), name]
@@ -188,17 +200,30 @@ def _print_problems(report: Report) -> None:
     for engine, each in sorted(report.engines.items()):
         if each.unscored:
             note(f"{engine}: not scored: {counted(dict(each.unscored))} tokens (docs/vllm.md lists the reasons)")
-        worst = sorted(each.over, key=lambda trace: trace.p99, reverse=True)
+        worst = _worst_first(each.over)
         for trace in worst[:NAMED]:
-            note(f"{engine}: {trace.trace_id} is over the limit: p99 {_nats(trace.p99)}, max {_nats(trace.largest)}")
+            call = trace.calls[0]
+            note(
+                f"{engine}: {trace.trace_id} is over the limit: p99 {_nats(trace.p99)}, max {_nats(trace.largest)}; most in the call "
+                f"{call.call_id}: mean {_nats(call.mean)}, p99 {_nats(call.p99)}"
+            )
         if len(worst) > NAMED:
             note(f"{engine}: … and {len(worst) - NAMED} more traces are over the limit; --format json has all")
+        over = []
         if each.agreement is not None and each.agreement.p99 > report.limit:
+            over.append(f"p99 {_nats(each.agreement.p99)}")
+        if mismatches := each.mismatches(report.limit):
+            over.append(f"the mean of {mismatches} of its calls")
+        if over:
             note(
-                f"{engine}: p99 {_nats(each.agreement.p99)} is over the limit of {_nats(report.limit)}: other weights, another model or "
-                "other prompts than the log says (docs/vllm.md)"
+                f"{engine}: {' and '.join(over)} is over the limit of {_nats(report.limit)}: other weights, another model or other prompts "
+                "than the log says (docs/vllm.md)"
             )
-    if all(each.agreement is None for each in report.engines.values()):
+    if report.is_outdated:
+        note(
+            "no token could be scored, since the engines serve other weights now: verify sessions before the next update"
+        )
+    elif all(each.agreement is None for each in report.engines.values()):
         note("no token could be scored")
     if report.unrecorded:
         note(f"Kafka didn't acknowledge the results of {report.unrecorded} traces; run the command again")
@@ -211,6 +236,7 @@ def _document(report: Report) -> dict[str, Any]:
         "limit": report.limit,
         "sessions": report.sessions,
         "faithful": report.is_faithful,
+        "outdated": report.is_outdated,
         "remaining_traces": report.remaining,
         "unrecorded_traces": report.unrecorded,
         "engines": {name: _engine_document(each) for name, each in sorted(report.engines.items())},
@@ -219,15 +245,18 @@ def _document(report: Report) -> dict[str, Any]:
 
 def _engine_document(report: EngineReport) -> dict[str, Any]:
     agreement = report.agreement
-    median, p99, largest = (None, None, None) if agreement is None else agreement.figures
-    over = sorted(report.over, key=lambda trace: trace.p99, reverse=True)
     return {
         "traces": report.traces,
         "tokens": 0 if agreement is None else agreement.tokens,
-        "median": median,
-        "p99": p99,
-        "max": largest,
-        "worst_trace": None if report.worst is None else vars(report.worst),
-        "traces_over": [vars(trace) for trace in over],
+        "mean": None if agreement is None else agreement.mean,
+        "median": None if agreement is None else agreement.median,
+        "p99": None if agreement is None else agreement.p99,
+        "max": None if agreement is None else agreement.largest,
+        "worst_trace": None if report.worst is None else asdict(report.worst),
+        "traces_over": [asdict(trace) for trace in _worst_first(report.over)],
         "unscored": dict(report.unscored),
     }
+
+
+def _worst_first(traces: Sequence[TraceFound]) -> list[TraceFound]:
+    return sorted(traces, key=lambda trace: trace.rank, reverse=True)

@@ -18,15 +18,15 @@ LEAST_TEMPERATURE = 1e-2
 """vLLM raises other temperatures to this."""
 
 
-def is_plain(sampling: Sampling) -> bool:
-    """Whether reported logprobs are of the engine's plain distribution: for a greedy call, vLLM ignores temperature and truncation."""
+def has_plain_logprobs(sampling: Sampling) -> bool:
+    """Whether processed logprobs are the engine's plain ones. A greedy call's are: vLLM ignores temperature and truncation."""
     is_cut = truncates(sampling.top_p, sampling.top_k, sampling.min_p)
     return sampling.greedy or (_temperature(sampling) == 1.0 and not is_cut)
 
 
 def alternatives(sampling: Sampling) -> int:
     """How many of a position's likeliest tokens `sampled_logprobs` needs; 0: none but the token itself."""
-    if is_plain(sampling):
+    if has_plain_logprobs(sampling):
         return 0
     return _top_k(sampling) or ALL
 
@@ -36,7 +36,7 @@ def sampled_logprobs(rows: Floats, sampling: Sampling) -> Floats:
 
     `rows`: float64 [n, m], plain logprobs; -inf fills rows that have fewer tokens.
     """
-    if is_plain(sampling):
+    if has_plain_logprobs(sampling):
         return rows[:, 0]
     logits = rows / _temperature(sampling)
     if sampling.min_p:

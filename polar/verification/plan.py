@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from polar.verification.distribution import ALL, alternatives, is_plain
+from polar.verification.distribution import ALL, alternatives, has_plain_logprobs
 from topics.types.completion import Sampling
 from topics.types.trajectory import ExpandedTrace, Span
 
@@ -24,7 +24,7 @@ class Unscored(StrEnum):
     OTHER_MODEL = "other_model"
     """The engine serves another model than the one that sampled it."""
     WEIGHTS_CHANGED = "weights_changed"
-    """The engine serves other weights now, or changed them while it scored."""
+    """The engine serves other weights now; or they, or the fleet's state, changed while it scored."""
     WEIGHTS_UNKNOWN = "weights_unknown"
     """The version that sampled it, or the one that the engine serves, is unknown, and the other isn't."""
     IMAGES = "images"
@@ -33,6 +33,8 @@ class Unscored(StrEnum):
     """A grammar limited the choice."""
     LOGPROBS_MODE = "logprobs_mode"
     """It is unknown whether its logprob is raw or processed, as in older records."""
+    SAMPLING_UNKNOWN = "sampling_unknown"
+    """Its logprob is processed, and one of the settings that it depends on is unknown: the engine's own default counted."""
     PENALTIES = "penalties"
     """Its logprob is after penalties for repeated tokens."""
     TOO_LONG = "too_long"
@@ -40,7 +42,7 @@ class Unscored(StrEnum):
     VOCABULARY = "vocabulary"
     """Its distribution needs the logprobs of more tokens than the engine returns, or than fit into one answer."""
     FAILED = "failed"
-    """The engine gave no usable answer."""
+    """The engine gave no usable answer, or Kafka didn't tell whether weights changed meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ class Served:
 
 @dataclass(frozen=True)
 class Piece:
-    """Trained tokens `[start, end)` of a trace that can be scored."""
+    """Trained tokens `[start, end)` of a trace, sampled by one call, that can be scored."""
 
+    call_id: str
     start: int
     end: int
     sampling: Sampling
@@ -120,7 +123,7 @@ def plans(trace: ExpandedTrace, served: Mapping[str, Served], longest: int) -> l
         if reason is not None:
             left_out[reason.value] += span.end - span.start
             continue
-        fit.append(Piece(span.start, end, _transform(span)))
+        fit.append(Piece(span.call.call_id, span.start, end, _transform(span)))
         if span.end > end:
             left_out[Unscored.TOO_LONG.value] += span.end - end
     return [Plan(engine, trace, tuple(fit), unscored[engine]) for engine, fit in pieces.items()]
@@ -141,9 +144,24 @@ def obstacle(span: Span, served: Served | None) -> Unscored | None:
         return Unscored.GRAMMAR
     if call.logprobs_mode not in ("raw", "processed"):
         return Unscored.LOGPROBS_MODE
-    if call.logprobs_mode == "processed" and sampling.penalised:
-        return Unscored.PENALTIES
-    return None
+    if call.logprobs_mode == "raw":
+        return None
+    if not _is_known(sampling):
+        return Unscored.SAMPLING_UNKNOWN
+    return Unscored.PENALTIES if sampling.penalised else None
+
+
+def _is_known(sampling: Sampling) -> bool:
+    """Whether each setting that changes processed logprobs is known."""
+    return None not in (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.repetition_penalty,
+    )
 
 
 def _weights_differ(span: Span, weights: Weights) -> Unscored | None:
@@ -158,4 +176,4 @@ def _weights_differ(span: Span, weights: Weights) -> Unscored | None:
 def _transform(span: Span) -> Sampling:
     """vLLM takes raw logprobs before temperature and truncation."""
     sampling = span.call.sampling
-    return Sampling() if span.call.logprobs_mode == "raw" or is_plain(sampling) else sampling
+    return Sampling() if span.call.logprobs_mode == "raw" or has_plain_logprobs(sampling) else sampling

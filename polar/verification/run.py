@@ -1,7 +1,8 @@
 """Verifies trajectories: scores their traces at the engines that sampled them, and writes each result to `polar.verifications`.
 
 Invariant: a difference is reported only if the engine served one version of weights from before the request until after it, by its own
-word and by the fleet's. At most `concurrency` prompts are scored at a time, each with a deadline; while the fleet is paused, none is begun.
+word and by the fleet's, and the fleet wasn't paused meanwhile. At most `concurrency` prompts are scored at a time, each with a deadline;
+while the fleet is paused, none is begun.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from topics.types.trajectory import ExpandedTrace, Trajectory, expand
 from topics.verifications import Verification
 from topics.waiting.first_done import first_done
 
-ENTRIES = 4_000_000
-"""Most logprobs in one answer, some 60 bytes each: it must fit into the memory of server and verifier."""
+ENTRIES = 1_500_000
+"""Most logprobs in one answer, some 79 bytes each: an engine's answer may have 128 MiB."""
+TOO_MANY = ("refused", "too_large")
+"""Codes of an EngineError for more alternatives than the server's --max-logprobs, and for a longer answer than expected."""
 ACK_S = 30.0
 VLLM = ("chat", "tokens", "vllm_chat", "vllm_tokens")
 """Modes of engines whose servers are vLLM's: no other returns prompt_logprobs."""
@@ -75,10 +78,19 @@ class FleetWatch:
         """Return while the fleet isn't paused."""
         await self._runs.wait()
 
+    @property
+    def generation(self) -> int:
+        """Number of the fleet's state."""
+        return self._view.generation
+
+    async def has_run_since(self, generation: int) -> bool:
+        """Whether the fleet runs and its state has this number still: it wasn't paused meanwhile. Raises TimeoutError without Kafka."""
+        await self._follower.caught_up()
+        return self.generation == generation and not self._view.paused
+
     def weights(self, engine: str) -> Weights:
         """The weights that were published last for an engine."""
-        policies = self._view.policies
-        policy = policies.get(engine) or policies.get(None)
+        policy = self._view.policy(engine)
         return Weights() if policy is None else Weights(policy.version, policy.offset)
 
     def _take(self, record: FleetRecord, envelope: kafka.Record) -> None:
@@ -150,6 +162,7 @@ class Verifier:
 
     async def _verify(self, session_id: str, trace: ExpandedTrace) -> None:
         await self._fleet.runs()
+        generation = self._fleet.generation
         scorers = {name: next(engine.scorers) for name, engine in self._engines.items() if _samples(trace, name)}
         served = {
             name: Served(self._engines[name].model, await self._weights(name, scorer))
@@ -160,7 +173,7 @@ class Verifier:
             if engine not in scorers:
                 self.report.of_engine(engine).add(unscored(plan), self._options.limit)
                 continue
-            comparison = await self._compare(plan, scorers[engine], served[engine].weights)
+            comparison = await self._compare(plan, scorers[engine], served[engine].weights, generation)
             agreement = self.report.of_engine(engine).add(comparison, self._options.limit)
             if agreement is not None:
                 await self._write(session_id, comparison, agreement, scorers[engine].url, served[engine].weights)
@@ -176,27 +189,33 @@ class Verifier:
             return published
         return Weights(version)
 
-    async def _compare(self, plan: Plan, scorer: Scorer, weights: Weights) -> Comparison:
+    async def _compare(self, plan: Plan, scorer: Scorer, weights: Weights, generation: int) -> Comparison:
+        """`weights`, and the fleet's `generation`: those from before the request."""
         try:
             plan, rows = await self._score(plan, scorer)
         except EngineError as fault:
             log.warning("not scored", action="unscored", server=scorer.url, code=fault.code, reason=fault.message)
             too_long = fault.code == "context_length"
             return unscored(plan.refused(Unscored.TOO_LONG if too_long else Unscored.FAILED))
-        if await self._weights(plan.engine, scorer) != weights:
+        try:
+            has_run = await self._fleet.has_run_since(generation)
+        except TimeoutError as error:
+            log.warning("not scored", action="unscored", server=scorer.url, code="kafka", reason=str(error))
+            return unscored(plan.refused(Unscored.FAILED))
+        if not has_run or await self._weights(plan.engine, scorer) != weights:
             return unscored(plan.refused(Unscored.WEIGHTS_CHANGED))
         return compared(plan, rows)
 
     async def _score(self, plan: Plan, scorer: Scorer) -> tuple[Plan, Floats]:
         """The rows of what the server scores, and the plan of it. Raises EngineError."""
-        if plan.alternatives == ALL and await self._width(plan, scorer) * plan.length > ENTRIES:
-            plan = plan.within(ENTRIES // plan.length)
+        width = await self._width(plan, scorer) if plan.alternatives == ALL else plan.alternatives + 1
+        if width * plan.length > ENTRIES:
+            plan = plan.within(ENTRIES // plan.length - 1)
         try:
             return plan, await _rows(plan, scorer)
         except EngineError as fault:
-            if fault.code != "refused" or plan.alternatives == 0:
+            if fault.code not in TOO_MANY or plan.alternatives == 0:
                 raise
-        # More alternatives than its --max-logprobs.
         plan = plan.within(0)
         return plan, await _rows(plan, scorer)
 
@@ -206,7 +225,7 @@ class Verifier:
             try:
                 self._widths[scorer.url] = (await scorer.rows(plan.trace.token_ids[:2], ALL)).shape[1]
             except EngineError as fault:
-                if fault.code != "refused":
+                if fault.code not in TOO_MANY:
                     raise
                 self._widths[scorer.url] = ENTRIES
         return self._widths[scorer.url]

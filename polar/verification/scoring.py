@@ -19,6 +19,8 @@ from topics.types.tokens import Ids
 
 SCORE_S = 120.0
 """For one prompt: 30,000 tokens take seconds on a GPU, and a busy server lets them wait."""
+VERSION_S = 5.0
+"""For the version of weights, which a server knows without computing."""
 COMPLETIONS = "/v1/completions"
 WEIGHTS = "/weight_info"
 
@@ -46,12 +48,11 @@ _weights = msgspec.json.Decoder(_Weights)
 class Scorer:
     """One server of an engine."""
 
-    def __init__(self, url: str, model: str, api_key: ApiKey | None = None, *, deadline_s: float = SCORE_S) -> None:
+    def __init__(self, url: str, model: str, api_key: ApiKey | None = None) -> None:
         """`url` without `/v1`."""
         self.url = url
         self._model = model
-        self._deadline_s = deadline_s
-        self._http = EngineHttp(url, deadline_s=deadline_s, api_key=api_key)
+        self._http = EngineHttp(url, deadline_s=SCORE_S, api_key=api_key)
 
     def stop(self) -> None:
         """Close connections; requests in flight fail."""
@@ -59,7 +60,7 @@ class Scorer:
 
     async def version(self) -> int | None:
         """The version that the server gives its weights; None if it names none, or has no such route. Raises EngineError."""
-        answer = await self._http.get(WEIGHTS, self._deadline_s)
+        answer = await self._http.get(WEIGHTS, VERSION_S)
         return None if answer is None else version_of(decoded(_weights, answer, "version of weights").weight_version)
 
     async def rows(self, ids: Ids, alternatives: int) -> Floats:

@@ -26,6 +26,7 @@ from topics.types.errors import Kind, SessionError
 from topics.types.session import Plan, Stage, Status
 from topics.types.tokens import pack_ids, pack_logprobs
 from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
+from topics.verifications import Verification
 
 NOON = 1_790_000_000_000
 """Unix ms; all times of the story are seconds after it."""
@@ -53,6 +54,8 @@ def write(folder: Path, told: Iterable[Told]) -> Lake:
 def _topic(record: object) -> str:
     if isinstance(record, Trajectory | GroupFinished):
         return "trajectories"
+    if isinstance(record, Verification):
+        return "verifications"
     return "completions" if isinstance(record, Completion | Disowned) else "events"
 
 

@@ -21,7 +21,9 @@ from topics.environment.settings import Settings
 from topics.events import InitFinished
 from topics.types.completion import PolicySpan
 from topics.types.errors import Kind, SessionError
+from topics.types.tokens import pack_logprobs
 from topics.types.trajectory import Trajectory
+from topics.verifications import Verification
 
 DESIGN = {
     "calls": "call_id, session_id, task_id, attempt, parent_id, dialect, engine, model_requested, model_served, kind, outcome, "
@@ -207,6 +209,15 @@ def test_a_session_that_ended_twice_since_kafka_was_restored_has_its_newest_end(
         assert {view: rows(connection, f"SELECT count(*) FROM {view}") for view in views.VIEWS} == counts
         for view in ("sessions", "trajectories"):
             assert rows(connection, f"SELECT reward FROM {view} WHERE session_id = 'mend.1'") == [(0.25,)]
+
+
+def test_a_trace_has_its_newest_verification_in_each_output(tmp_path: Path) -> None:
+    first = Verification("t.0", "t.0/a", "large", "http://a", 1, 1, 0.0, 0.5, 0.5, 0.1, 1, pack_logprobs([-1]), 3, 7)
+    again = msgspec.structs.replace(first, p99=0.25, largest=0.25)
+    rebuilt = msgspec.structs.replace(first, p99=0.0, largest=0.0, publication=None, output="rebuilt")
+    with opened(write(tmp_path, [(0, first), (1, rebuilt), (2, again)])) as connection:
+        found = rows(connection, "SELECT trace_id, output, publication, p99 FROM verifications ORDER BY p99")
+    assert found == [("t.0/a", "rebuilt", None, 0.0), ("t.0/a", None, 7, 0.25)]
 
 
 def test_what_a_duplicate_of_a_task_says_does_not_count(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,14 +23,16 @@ from tests.polar.cli.test_commands import read
 from tests.serving import serving_by_path
 from topics import fleet, trajectories, verifications
 from topics.environment.settings import Settings
-from topics.fleet import PolicyVersion
+from topics.fleet import FleetState, PolicyVersion
 from topics.types.completion import Sampling
 from topics.types.session import Status
+from topics.types.task import TRAINING_DEFAULTS
 from topics.types.tokens import pack_ids, pack_logprobs, unpack_logprobs
 from topics.types.trajectory import Call, Node, Trace, Trajectory
 from topics.verifications import Verification
 
 VOCABULARY = 40
+NEUTRAL = Sampling(**TRAINING_DEFAULTS.model_dump(exclude_none=True))
 RECORDED = 1
 """The weights that sampled what is recorded."""
 
@@ -46,6 +48,8 @@ class Server:
     max_logprobs: int | None = None
     interrupts: bool = False
     """Answers a prompt only after the command has got Ctrl-C."""
+    meanwhile: Callable[[], object] | None = None
+    """Called while it scores."""
 
     def answer(self, path: str, body: Any) -> tuple[int, object]:
         if path == "/v1/models":
@@ -56,6 +60,8 @@ class Server:
             return 404, {"detail": "Not Found"}
         if self.interrupts:
             os.kill(os.getpid(), signal.SIGINT)
+        if self.meanwhile is not None:
+            self.meanwhile()
         wanted = body["prompt_logprobs"]
         if self.max_logprobs is not None and not 0 <= wanted <= self.max_logprobs:
             reason = f"Requested prompt logprobs of {wanted}, which is greater than max allowed: {self.max_logprobs}"
@@ -95,9 +101,9 @@ def trajectory(index: int, *, changed: int | None = None, second: Sampling | Non
         prompt = [*parts[0]]
         prompt[changed] = (prompt[changed] + 1) % VOCABULARY
         nodes[0] = Node(-1, pack_ids(prompt))
-    known = {"model_served": "m", "engine": "default", "logprobs_mode": "processed"} | fields
+    known = {"model_served": "m", "engine": "default", "logprobs_mode": "processed", "sampling": NEUTRAL} | fields
     calls = [Call(f"c{number}", "main", "answered", "openai_chat", 0, 0, **known) for number in (0, 1)]
-    calls[1] = msgspec.structs.replace(calls[1], sampling=second or Sampling())
+    calls[1] = msgspec.structs.replace(calls[1], sampling=second or NEUTRAL)
     trace = Trace(f"t.{index}/c1", 3, [1, 3])
     return Trajectory(
         f"t.{index}", "t", index, 9, 1, Status.COMPLETED, "prefix_merging", "shell", nodes=nodes, calls=calls, traces=[trace]
@@ -144,9 +150,12 @@ def test_one_changed_token_of_a_recorded_prompt_is_found(settings: Settings, cha
     record(settings, trajectory(0), trajectory(1, changed=changed))
     code, found, stderr = verified(Server())
     assert code == 1
-    assert [each["trace_id"] for each in found["traces_over"]] == ["t.1/c1"]
-    assert found["worst_trace"]["trace_id"] == "t.1/c1"
+    [over] = found["traces_over"]
+    assert over["trace_id"] == found["worst_trace"]["trace_id"] == "t.1/c1"
+    assert {each["call_id"] for each in over["calls"]} == {"c0", "c1"}
     assert "t.1/c1 is over the limit: p99" in stderr
+    assert f"most in the call {over['calls'][0]['call_id']}: mean" in stderr
+    assert "the mean of 2 of its calls" in stderr
 
 
 def test_another_model_behind_the_url_is_found_by_its_scores_or_by_its_name(settings: Settings) -> None:
@@ -165,8 +174,9 @@ def test_weights_that_were_reloaded_without_a_publication_are_found(settings: Se
     assert verified(Server(versions=["7"]))[0] == 0
     code, found, _ = verified(Server(weights=2, versions=["7"]))
     assert (code, len(found["traces_over"])) == (1, 1)
-    code, found, _ = verified(Server(weights=2, versions=["8"]))
-    assert (code, found["unscored"]) == (1, {"weights_changed": 11})
+    code, found, stderr = verified(Server(weights=2, versions=["8"]))
+    assert (code, found["unscored"]) == (0, {"weights_changed": 11})
+    assert "the engines serve other weights now" in stderr
 
 
 def test_what_other_weights_sampled_than_are_served_now_is_left_out(settings: Settings) -> None:
@@ -180,20 +190,48 @@ def test_what_other_weights_sampled_than_are_served_now_is_left_out(settings: Se
 def test_a_score_during_which_weights_changed_says_nothing(settings: Settings) -> None:
     record(settings, trajectory(0, policy_version=7))
     code, found, _ = verified(Server(versions=["7", "8"]))
-    assert (code, found["unscored"]) == (1, {"weights_changed": 11})
+    assert (code, found["unscored"]) == (0, {"weights_changed": 11})
+
+
+@pytest.mark.parametrize("states", [(FleetState(2, paused=True),), (FleetState(2, paused=True), FleetState(3))])
+def test_a_score_during_which_the_fleet_was_paused_says_nothing(
+    settings: Settings, states: tuple[FleetState, ...]
+) -> None:
+    write(settings, (fleet.TOPIC, "state", FleetState(1)))
+    record(settings, trajectory(0))
+    paused = Server(weights=2, meanwhile=lambda: write(settings, *((fleet.TOPIC, "state", each) for each in states)))
+    code, found, _ = verified(paused)
+    assert (code, found["unscored"], found["traces_over"]) == (0, {"weights_changed": 11}, [])
 
 
 @pytest.mark.parametrize("max_logprobs", [None, 5])
 def test_a_distribution_that_needs_the_whole_vocabulary_is_scored_where_the_server_returns_it(
     settings: Settings, max_logprobs: int | None
 ) -> None:
-    cooler = Sampling(temperature=0.7)
+    cooler = msgspec.structs.replace(NEUTRAL, temperature=0.7)
     record(settings, trajectory(0, second=cooler))
     code, found, _ = verified(Server(max_logprobs=max_logprobs))
     if max_logprobs is None:
         assert (code, found["tokens"], len(found["traces_over"])) == (1, 11, 1), "it was sampled at temperature 1"
     else:
         assert (code, found["tokens"], found["unscored"]) == (0, 5, {"vocabulary": 6})
+
+
+@pytest.mark.parametrize(
+    ("second", "limited", "most"),
+    [
+        ({"top_k": 5}, "polar.verification.run.ENTRIES", 119),
+        ({"top_k": 5}, "proxy.engines.response.MAX_BODY_BYTES", 3000),
+        ({"temperature": 0.7}, "proxy.engines.response.MAX_BODY_BYTES", 3000),
+    ],
+)
+def test_of_an_answer_that_would_be_too_large_the_plain_part_is_scored(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, second: dict[str, Any], limited: str, most: int
+) -> None:
+    monkeypatch.setattr(limited, most)
+    record(settings, trajectory(0, second=msgspec.structs.replace(NEUTRAL, **second)))
+    code, found, _ = verified(Server())
+    assert (code, found["tokens"], found["unscored"]) == (0, 5, {"vocabulary": 6})
 
 
 def test_a_server_that_fails_costs_the_tokens_and_not_the_run(
@@ -238,7 +276,9 @@ def test_a_share_of_the_sessions_is_always_the_same(settings: Settings) -> None:
         found.append(json.loads(stdout)["sessions"])
     assert found[0] == found[1] < found[2] == 9
     with verifying(Server()) as command:
-        assert json.loads(polar(*command, "--sessions", "2")[1])["sessions"] == 2
+        _, stdout, stderr = polar(*command, "--sessions", "2")
+    assert json.loads(stdout)["sessions"] == 2
+    assert "only the newest 2 of 9 sessions are verified" in stderr
 
 
 @pytest.mark.parametrize("share", ["0%", "101%", "1", "x%"])

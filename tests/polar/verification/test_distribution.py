@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.verification.distribution import ALL, Floats, alternatives, is_plain, sampled_logprobs
+from polar.verification.distribution import ALL, Floats, alternatives, has_plain_logprobs, sampled_logprobs
 from topics.types.completion import Sampling
 
 PLAIN = (
@@ -85,7 +85,7 @@ def test_the_likeliest_alternatives_are_enough_where_top_k_is_set(logits: list[f
 
 @pytest.mark.parametrize("sampling", PLAIN)
 def test_a_plain_distribution_needs_the_token_alone(sampling: Sampling) -> None:
-    assert is_plain(sampling)
+    assert has_plain_logprobs(sampling)
     assert alternatives(sampling) == 0
     assert sampled_logprobs(np.array([[-0.5], [-2.0]]), sampling).tolist() == [-0.5, -2.0]
 
@@ -100,7 +100,7 @@ def test_a_plain_distribution_needs_the_token_alone(sampling: Sampling) -> None:
     ],
 )
 def test_other_distributions_need_top_k_or_the_whole_vocabulary(sampling: Sampling, needed: int) -> None:
-    assert not is_plain(sampling)
+    assert not has_plain_logprobs(sampling)
     assert alternatives(sampling) == needed
 
 
