@@ -201,10 +201,11 @@ class Proxy:
             await runner.cleanup()
         for listener in self._listeners:
             listener.close()  # where start() ended before it listened
+        await self._engines.stop()  # before records are settled: a process that is identified later would write one
         settling = (self._capture, self._openings, self._process_writer)
         await asyncio.gather(*(each.settle(SETTLE_S) for each in settling))
         await asyncio.gather(*(follower.stop() for follower in self._followers), self._producer.stop(STOP_S))
-        await asyncio.gather(self._forwarder.stop(), self._engines.stop())
+        await self._forwarder.stop()
         if self._replay is not None:
             self._replay.stop()
         self._heart.stop()  # last: it blocks the loop until its last heartbeat is out

@@ -18,6 +18,8 @@ from topics import fleet
 from topics.fleet import EngineProcess, Publication
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
 
+REMEMBERED = 1_000
+"""Number of records remembered as written, more than a large fleet has processes; then each that is found again is written again."""
 SEND_S = 30.0
 """For an acknowledgement: longer than an election of a partition's leader."""
 
@@ -83,6 +85,8 @@ class EngineProcesses:
     def _learn(self, record: EngineProcess) -> None:
         whole = self._keep(record)
         if record not in self._written:
+            if len(self._written) >= REMEMBERED:
+                self._written.clear()
             self._written.add(record)
             self._write(whole)
 

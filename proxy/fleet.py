@@ -144,14 +144,14 @@ class EngineCall:
         """Salt of the engine's cache for a call that starts now."""
         return self._fleet.weights(self._engine).salt
 
-    def publication_of(self, version: int) -> int | None:
-        """Offset of the publication of weights that the engine names by this version.
+    def publication_of(self, version: int) -> Publication | None:
+        """The publication of weights that the engine names by this version, if the server has all updates.
 
         None unless exactly one publication of the version was current during the call: others may have been loaded before their number was
         used again, or will be published after the call.
         """
-        offsets = [publication.offset for publication in self._served if publication.version == version]
-        return offsets[0] if len(offsets) == 1 else None
+        named = [publication for publication in self._served if publication.version == version]
+        return named[0] if len(named) == 1 else None
 
     def published(self) -> None:
         """Applies a publication that came during the call; it may be for another engine."""

@@ -18,6 +18,9 @@ from topics.fleet import Publication
 from topics.types.completion import are_whole
 from topics.types.tokens import count
 
+LOGGED = 1_000
+"""Number of doubts remembered, and of restarted processes; then each is logged once more."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -48,10 +51,11 @@ class VersionAttribution:
         if spans:
             version = spans[0].version
             spans = tuple(
-                msgspec.structs.replace(span, publication=call.publication_of(span.version)) for span in spans
+                msgspec.structs.replace(span, publication=self._publication(engine, span.version, call))
+                for span in spans
             )
         if version is not None:
-            publication = call.publication_of(version)
+            publication = self._publication(engine, version, call)
             if call.process is not None:
                 self._processes.named(engine, call.process)
         elif doubt is None or (doubt == "not_ours" and not self._processes.names_weights(engine)):
@@ -60,6 +64,21 @@ class VersionAttribution:
                 version, publication = proven.version, proven.offset
         return msgspec.structs.replace(answer, policy_version=version, publication=publication, policy_spans=spans)
 
+    def _publication(self, engine: str, version: int, call: EngineCall) -> int | None:
+        """Offset of the publication of weights that the engine names by this version; None if it isn't certain.
+
+        If a rollback came between two uses of the number, a server that missed it still serves the older weights. A server that was
+        started after the newer publication can't have been given the older weights.
+        """
+        publication = call.publication_of(version)
+        if publication is None:
+            return None
+        if publication.has_reused(version) and (
+            call.process is None or self._processes.serves(engine, call.process, publication)
+        ):
+            return None
+        return publication.offset
+
     def _proven(self, engine: str, call: EngineCall) -> Publication | None:
         """The publication that the server which answered must serve."""
         if call.proven is None or call.proven.version is None:
@@ -67,8 +86,7 @@ class VersionAttribution:
         if call.process is not None and self._processes.serves(engine, call.process, call.proven):
             return call.proven
         self._count("restarted")
-        if (engine, call.process) not in self._logged:
-            self._logged.add((engine, call.process))
+        if self._is_news(engine, call.process):
             log.warning(
                 "a server was started after its weights were published, or its start can't be read: load them and publish again",
                 action="policy_doubted",
@@ -80,9 +98,16 @@ class VersionAttribution:
 
     def _doubted(self, engine: str, doubt: Doubt) -> None:
         self._count(doubt)
-        if (engine, doubt) not in self._logged:
-            self._logged.add((engine, doubt))
+        if self._is_news(engine, doubt):
             log.warning("an engine's weights have no versions", action="policy_doubted", engine=engine, reason=doubt)
+
+    def _is_news(self, engine: str, what: Doubt | Process | None) -> bool:
+        if (engine, what) in self._logged:
+            return False
+        if len(self._logged) >= LOGGED:
+            self._logged.clear()
+        self._logged.add((engine, what))
+        return True
 
     def _count(self, doubt: Doubt) -> None:
         self._metrics.doubted.labels(doubt).inc()

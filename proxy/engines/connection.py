@@ -116,6 +116,9 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         """The longest idle first."""
         self._busy: set[Connection] = set()
+        self.closings = 0
+        """Number of kept connections that the server has closed. They are counted before a new connection is made, so those to a process
+        that has ended count before the next process answers."""
 
     async def request(self, method: str, path: str, body: bytes, deadline_s: float, headers: str = "") -> Response:
         """The whole answer to a request with a JSON body or none; `headers` are lines, each with its line end.
@@ -131,7 +134,7 @@ class ConnectionPool:
             try:
                 return await self._send(kept, request, deadline_s)
             except ConnectionDroppedError:  # as we wrote to it
-                pass
+                self.closings += 1
         return await self._send(await self._new(), request, deadline_s)
 
     def close(self) -> None:
@@ -155,11 +158,14 @@ class ConnectionPool:
         """The most recently used open connection; those idle for more than KEEPALIVE_S are closed."""
         earliest = asyncio.get_running_loop().time() - KEEPALIVE_S
         while self._idle and self._idle[0].idle_since < earliest:
-            self._idle.pop(0).close()
+            expired = self._idle.pop(0)
+            self.closings += not expired.is_open
+            expired.close()
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
+            self.closings += 1
         return None
 
     async def _new(self) -> Connection:

@@ -64,6 +64,11 @@ class EngineHttp:
         self._connections = ConnectionPool(base_url, api_key)
         self._deadline_s = deadline_s
 
+    @property
+    def closings(self) -> int:
+        """Number of kept connections that the server has closed."""
+        return self._connections.closings
+
     def stop(self) -> None:
         """Close connections; calls in flight fail."""
         self._connections.close()

@@ -1,8 +1,8 @@
 """The process of an inference server: its start tells a server that has run all the time from one that was started again.
 
 vLLM reports the start in `/metrics`, as most servers with Prometheus' client do: `process_start_time_seconds`. It does not with several API
-servers (`--api-server-count`), and SGLang never does. The start is read once per process: at the proxy's start, and after a broken
-connection or a failed health check.
+servers (`--api-server-count`), and SGLang never does. The start is read at the proxy's start, after a failure, and after the server has
+closed a kept connection: all three may mean that it was started again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ class Process(NamedTuple):
 
 @runtime_checkable
 class ReportsStart(Protocol):
-    """An engine plug-in whose server may report the start of its process."""
+    """An engine plug-in whose server may report the start of its process. A plug-in that lacks one of the two is not asked."""
+
+    @property
+    def closings(self) -> int:
+        """Number of kept connections that the server has closed so far. It must count those to a process that has ended before an answer
+        of the next process is passed on."""
 
     async def started_ms(self) -> int | None:
         """Unix ms; None: the server doesn't report it. Raises EngineError if it doesn't answer."""

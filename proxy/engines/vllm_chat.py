@@ -164,6 +164,11 @@ class VllmChat:
         """By `/health`."""
         return await self._http.is_answered("/health", HEALTH_S)
 
+    @property
+    def closings(self) -> int:
+        """Number of kept connections that the server has closed."""
+        return self._http.closings
+
     async def started_ms(self) -> int | None:
         """By `/metrics`. Raises EngineError."""
         metrics = await self._http.get("/metrics", START_S)

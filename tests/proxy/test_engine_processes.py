@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +51,15 @@ def test_processes_that_take_turns_at_one_url_are_written_once_each() -> None:
         made.found("e", process)
         made.named("e", process)
     assert len(written) == 4
+
+
+def test_restarts_need_no_memory_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.engine_processes.REMEMBERED", 10)
+    made, written = known()
+    for started_ms in range(100):
+        made.found("e", Process(URL, started_ms))
+    assert len(written) == 100
+    assert len(made._written) <= 10
 
 
 def test_a_server_that_is_no_longer_in_the_settings_has_no_say() -> None:

@@ -13,7 +13,7 @@ from proxy.engines.process import Process
 from proxy.fleet import EngineCall, Fleet
 from proxy.metrics import ProxyMetrics
 from proxy.policy import VersionAttribution
-from topics.fleet import EngineProcess, PolicyVersion
+from topics.fleet import EngineProcess, FleetView, PolicyVersion, rollbacks_at
 from topics.types.completion import PolicySpan
 
 SAMPLED = Answer(Message("assistant", "hi"), "stop", Usage(1, 2), b"\1\0\0\0", b"\2\0\0\0" * 2, b"\0" * 8, "m")
@@ -37,12 +37,15 @@ class Sampled:
         self.processes = EngineProcesses({"default": [URL, OTHER], "other": [URL]}, self.written.append)
         self.fleet = Fleet(lambda: None)
         self.attribution = VersionAttribution(self.processes, self.metrics)
+        self._view = FleetView()
         self._offset = 0
         for version in published:
             self.publish(version)
 
     def publish(self, version: int | None) -> None:
-        self.fleet.apply(PolicyVersion(version), self._offset, PUBLISHED_MS + 1000 * self._offset)
+        record = PolicyVersion(version, rollbacks=rollbacks_at(version, self._view.policies.values()))
+        self._view.take(record, offset=self._offset)
+        self.fleet.apply(record, self._offset, PUBLISHED_MS + 1000 * self._offset)
         self._offset += 1
 
     async def call(
@@ -103,8 +106,9 @@ async def test_what_an_engine_proves_goes_before_what_the_fleet_proves(
     [
         # A number that is used twice is two: what was current before the call cannot have sampled it.
         ((5, 6, 5), (), (5, 5), (2, 2)),
-        ((5, 6, 5, 6), (), (6, 6), (3, 3)),
-        ((5, 6, 5), (6,), (5, 6), (2, 3)),
+        # A server that missed the rollback still serves the older weights of this number.
+        ((5, 6, 5, 6), (), (6, 6), (None, None)),
+        ((5, 6, 5), (6,), (5, 6), (2, None)),
         # Named before it is published, or after the update that all other servers had.
         ((5, 6, 5), (), (5, 6), (2, None)),
         ((5, 6), (), (5, 5), (None, None)),
@@ -125,6 +129,30 @@ async def test_weights_that_an_engine_names_were_published_once_during_the_call_
     told = await Sampled(*before).call(SILENT, *meanwhile, policy_version=named[0], policy_spans=spans)
     assert (told.policy_version, told.publication) == (named[0], publications[0])
     assert [(span.version, span.publication) for span in told.policy_spans] == [*zip(named, publications, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("process", "publication"),
+    [
+        (BEFORE, None),
+        (AFTER, 3),  # it got its weights after its start, when only the newer ones were published
+        (SILENT, None),
+        (None, None),
+    ],
+    ids=str,
+)
+async def test_a_number_that_was_used_again_names_the_newer_weights_only_on_a_server_started_since(
+    process: Process | None, publication: int | None
+) -> None:
+    assert await Sampled(5, 6, 5, 6).version(process, policy_version=6) == (6, publication)
+
+
+async def test_a_server_whose_clock_is_ahead_is_not_taken_for_one_started_since() -> None:
+    sampled = Sampled(5, 6)
+    sampled.processes.read(EngineProcess("default", URL, AFTER.started_ms), 0)
+    sampled.publish(5)
+    sampled.publish(6)
+    assert await sampled.version(AFTER, policy_version=6) == (6, None)
 
 
 async def test_after_a_rollback_an_unnamed_number_is_that_of_the_newer_publication() -> None:

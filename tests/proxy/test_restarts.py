@@ -8,13 +8,17 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from proxy.addresses import Binding
 from proxy.app import Proxy
 from proxy.dialects.base import dialects
+from proxy.engines import health
 from proxy.engines.pool import Engines
+from proxy.engines.replicas import Replicas
+from proxy.engines.vllm_chat import VllmChat
 from tests.proxy.conftest import Bench
 from tests.waiting import eventually
 from topics import fleet
@@ -127,6 +131,61 @@ async def test_a_server_that_names_nothing_is_found_to_be_another_process_by_the
             await eventually(lambda: asking.called(proxy, 5))
     finally:
         await proxy.stop(drain_s=0.0)
+
+
+async def test_a_server_that_is_replaced_between_two_calls_proves_no_version_though_no_call_and_no_check_fails(
+    bench: Bench, http: aiohttp.ClientSession, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "CHECK_S", 60.0)
+    asking = Asking(bench, http)
+    local = Binding("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{port}"
+    engines = Engines.of({"default": EngineSettings(urls=(url,), model="polar-scripted")}, deadline_s=4.0)
+    proxy = Proxy(bench.settings, engines, dialects(), local, local)
+    try:
+        async with running(ScriptedEngine(), port=port):
+            await proxy.start()
+            await publish(bench, 5)
+            await eventually(lambda: asking.called(proxy, 5))
+            assert (await asking.call(proxy))[0] == 5
+        async with running(ScriptedEngine(), port=port):
+            assert await asking.call(proxy) == (None, None)
+    finally:
+        await proxy.stop(drain_s=0.0)
+
+
+class Restless(VllmChat):
+    """Its server is another process whenever somebody looks."""
+
+    looks = 0
+
+    @property
+    def closings(self) -> int:
+        self.looks += 1
+        return self.looks
+
+    async def started_ms(self) -> int | None:
+        return self.looks
+
+    async def is_healthy(self) -> bool:
+        return True
+
+
+async def test_no_process_is_recorded_after_the_producer_has_stopped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "CHECK_S", 0.001)
+    local = Binding("127.0.0.1", 0)
+    client = Restless("http://127.0.0.1:9", "polar-scripted")
+    engine = Replicas("default", {"http://127.0.0.1:9": client}, model="polar-scripted", concurrency=1)
+    proxy = Proxy(bench.settings, Engines([engine]), dialects(), local, local)
+    with capture_logs() as logs:
+        try:
+            await proxy.start()
+            await eventually(lambda: written(bench, 1))
+        finally:
+            await proxy.stop(drain_s=0.0)
+    assert [line for line in logs if line["action"] == "process_unrecorded"] == []
 
 
 async def test_a_proxy_that_is_started_again_alone_knows_what_its_predecessor_knew(

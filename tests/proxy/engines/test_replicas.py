@@ -33,6 +33,16 @@ MODEL = "polar-scripted"
 SERVERS = 3
 
 
+class Reading(VllmChat):
+    """Counts how often the start is read."""
+
+    reads = 0
+
+    async def started_ms(self) -> int | None:
+        self.reads += 1
+        return await super().started_ms()
+
+
 class Servers:
     """Scripted engines on ports of their own; each can be killed and started again there."""
 
@@ -279,6 +289,71 @@ async def test_a_server_that_accepts_and_does_not_say_when_it_started_is_left_al
         await server.stop()
 
 
+@pytest.fixture
+async def reading() -> AsyncIterator[tuple[Reading, Replicas, int]]:
+    """The client of a server that doesn't run yet, its engine, and the server's port."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    client = Reading(url, MODEL, deadline_s=5.0)
+    engine = Replicas("e", {url: client}, model=MODEL, concurrency=100)
+    yield client, engine, port
+    await engine.stop()
+
+
+async def test_a_server_that_is_replaced_between_two_calls_is_another_process_though_neither_call_fails(
+    reading: tuple[Reading, Replicas, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No health check helps."""
+    monkeypatch.setattr(health, "CHECK_S", 60.0)
+    client, engine, port = reading
+    for round_, calls in enumerate((1, 30, 1), 1):  # the second leaves many kept connections
+        one = ScriptedEngine()
+        one.started += round_  # type: ignore[misc] # as if seconds had passed
+        async with running(one, port=port):
+            found = await asyncio.gather(*(process_of(engine, "t.0") for _ in range(calls)))
+            assert {process and process.started_ms for process in found} == {round(one.started * 1000)}
+            assert client.reads == round_, "once per process, however many connections it has closed"
+
+
+async def test_a_server_that_drops_a_kept_connection_as_it_is_written_to_is_another_process(
+    reading: tuple[Reading, Replicas, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "CHECK_S", 60.0)
+    client, engine, port = reading
+    server = ScriptedEngine()
+    async with running(server, port=port):
+        before = await process_of(engine, "t.0")
+        server.faults.add(Cut())
+        assert await process_of(engine, "t.0") == before
+        assert client.reads == 2
+
+
+async def test_calls_on_kept_connections_read_the_start_once(reading: tuple[Reading, Replicas, int]) -> None:
+    client, engine, port = reading
+    async with running(ScriptedEngine(), port=port):
+        await engine.start()
+        for _ in range(20):
+            await asyncio.gather(*(process_of(engine, "t.0") for _ in range(5)))
+    assert client.reads == 1
+
+
+async def test_connections_that_this_side_closes_say_nothing_about_the_server(
+    reading: tuple[Reading, Replicas, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that were idle for too long, nor that of a call which was cancelled."""
+    monkeypatch.setattr("proxy.engines.connection.KEEPALIVE_S", 0.0)
+    client, engine, port = reading
+    server = ScriptedEngine()
+    async with running(server, port=port):
+        for _ in range(3):
+            await process_of(engine, "t.0")
+            server.faults.add(Hang())
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await process_of(engine, "t.0")
+    assert client.reads == 1
+
+
 @pytest.mark.parametrize("login", ["", "user:secret@"])
 async def test_an_engine_that_reports_no_start_has_processes_without_one(login: str) -> None:
     class Plain:
@@ -291,15 +366,30 @@ async def test_an_engine_that_reports_no_start_has_processes_without_one(login: 
     assert server.process == Process("http://e:1", None)
 
 
-async def test_a_plug_in_that_fails_to_read_a_start_fails_no_call() -> None:
+@pytest.mark.parametrize(
+    "fault", [EngineError("cut", ""), EngineError("too_large", ""), EngineError("timeout", ""), ZeroDivisionError()]
+)
+async def test_a_start_that_cannot_be_read_fails_no_call_and_is_not_read_for_each(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "CHECK_S", 60.0)
+
     class Broken:
-        """A plug-in with a fault in `started_ms`."""
+        """A plug-in whose `started_ms` fails."""
 
         owns_prompts = False
+        closings = 0
+        reads = 0
 
         async def started_ms(self) -> int | None:
-            raise ZeroDivisionError
+            self.reads += 1
+            raise fault
 
-    server = Server("http://e:1", Broken())  # type: ignore[arg-type] # it is asked nothing else
-    assert await server.identify() is None
-    assert server.process is None
+    client = Broken()
+    server = Server("http://e:1", client)  # type: ignore[arg-type] # it is asked nothing else
+    for _ in range(3):
+        assert await server.identify() is None
+    assert (server.process, client.reads) == (None, 1)
+    server.mark_failed()
+    await server.identify()
+    assert client.reads == 2, "it may be another process"
