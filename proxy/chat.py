@@ -18,9 +18,11 @@ from topics.types.tokens import Ids
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Doubt = Literal["not_ours", "mixed", "gaps", "late", "restarted"]
-"""Why a version isn't recorded. Of those that an engine reports: `not_ours`: it names its weights by something else than a version.
-`mixed`: it reports several names, not all of them versions. `gaps`: tokens lack a version. `late`: it reports only the version at the
-answer's end. Of the published one: `restarted`: the server was started after the publication, or doesn't say now when it was started."""
+"""Why a version isn't recorded.
+
+`not_ours`: the engine names its weights by something other than a version. `mixed`: the engine reports several names, and not all of them
+are versions. `gaps`: the engine reports no version for some tokens. `late`: the engine reports only the version at the answer's end.
+`restarted`: the server was started after the version was published, or no longer reports when it was started."""
 PromptDoubt = Literal["count", "ids"]
 """Why an engine read another prompt than is recorded, by its own report: another number of tokens, or other tokens."""
 NOT_GIVEN = msgspec.Raw()
@@ -150,7 +152,7 @@ class RepeatedAnswer(msgspec.Struct, frozen=True, eq=False):
     is_ended: bool
     """The last token ends turns: neither a limit nor a stop string ended the answer."""
     routed_by: str | None = None
-    """Its call's id if its routed experts are on the log."""
+    """Its call's id if its routed experts are on the log, without a doubt about its prompt."""
 
 
 class ChatRequest(msgspec.Struct, frozen=True):

@@ -87,7 +87,7 @@ class Intake:
                 choice=choice,
                 lineage=lineage,
                 kind=kind,
-                rejects=rejects,
+                rejects=rejects if choice == 0 else [],
             )
             for choice in range(request.choices)
         ]

@@ -27,6 +27,9 @@ from topics.types.tokens import unpack_ids
 STORE_S = 30.0
 """Time for the blob store to take a medium; the harness waits for it."""
 
+MEDIA_TYPE = 255
+"""Characters of the longest media type (RFC 6838): the sender chooses it, and each call of a trajectory repeats it."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -80,4 +83,5 @@ def _digested(part: MediaPart) -> tuple[Medium, bytes | None]:
         data = None
     if data is None:
         return Medium(sha256(part.url.encode()).hexdigest(), part.kind, unproven=True), None
-    return Medium(sha256(data).hexdigest(), part.kind, media_type=parameters[0].lower() or None), data
+    media_type = parameters[0].lower() if 0 < len(parameters[0]) <= MEDIA_TYPE else None
+    return Medium(sha256(data).hexdigest(), part.kind, media_type=media_type), data

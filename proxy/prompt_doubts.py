@@ -19,7 +19,7 @@ class PromptDoubts:
         """Engines: each is logged once, and counted always."""
 
     def take(self, engine: str, answer: Answer) -> None:
-        """Take in an answer of the engine with this name."""
+        """Count and log the doubt of an answer, if it has one."""
         if answer.prompt_doubt is None:
             return
         self._metrics.misread.labels(engine, answer.prompt_doubt).inc()

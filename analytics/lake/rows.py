@@ -58,8 +58,8 @@ def of_record(record: object, at: Row, output: str | None = None) -> Rows:
             statuses = [status.value for status in record.statuses]
             yield "groups", at | {"output": output} | values | {"statuses": statuses}
         case Verification():
-            own = {"task_id": task_id_of(record.session_id), "limit_nats": record.limit}
-            yield "verifications", at | _fields(record, *VERIFICATION_FIELDS) | own
+            computed = {"task_id": task_id_of(record.session_id), "limit_nats": record.limit}
+            yield "verifications", at | _fields(record, *VERIFICATION_FIELDS) | computed
         case _ if isinstance(record, events.RECORDS):
             yield "events", at | _event(record)
 

@@ -1,7 +1,7 @@
 """The trajectory of a session whose `Build` has come, however its build ends; shared by the builder and `polar rebuild`.
 
 Invariant: each session has one trajectory, under the names that its `Build` has. A session that can't be built is FAILED
-`<kind>/<code>`, with the Build's other fields; it never raises.
+`<kind>/<code>`, with the Build's other fields but without a reward; it never raises.
 """
 
 from __future__ import annotations
@@ -105,12 +105,21 @@ def bases_missing(calls: Sequence[Completion]) -> list[str]:
 
 
 def encoded(trajectory: Trajectory, build: Build, topic: Topic) -> tuple[Trajectory, bytes]:
-    """The trajectory to write and its bytes. A trajectory that a record of `topic` can't hold becomes FAILED `infra/too_large`."""
+    """The trajectory to write and its bytes.
+
+    If a record of `topic` can't hold it, it is written without calls and tokens, with the error `agent/too_large`, and COMPLETED becomes
+    FAILED. The reward stays: the agent chose what fills its calls, and could otherwise turn a bad reward into none.
+    """
     value = encode(trajectory)
     if len(value) + RECORD_OVERHEAD > topic.max_bytes:
         message = f"{len(value)} bytes; a record holds {topic.max_bytes}"
-        lost = failed(build, "too_large", message, trajectory.stats.calls)
-        trajectory = replace(lost, rebuilt_with=trajectory.rebuilt_with)
+        trajectory = replace(
+            empty(build),
+            status=Status.FAILED if build.status is Status.COMPLETED else build.status,
+            error=SessionError("build", Kind.AGENT, "too_large", message),
+            stats=Stats(calls=trajectory.stats.calls),
+            rebuilt_with=trajectory.rebuilt_with,
+        )
         value = encode(trajectory)
     return trajectory, value
 

@@ -55,7 +55,7 @@ class RebuildReport:
     trainable_tokens: int = 0
     sampled_tokens: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    """Failed sessions by id: `<code>: <message>`. Failures of `FINAL` are written as FAILED, without a reward. The other sessions are
+    """Failed sessions by id: `<code>: <message>`. Failures of `FINAL` are written, without traces. The other sessions are
     missing, with the end of their group, until the same command builds them."""
     to_build: int = 0
     """Failed sessions that the same command builds when their builder is fixed."""

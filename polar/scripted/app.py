@@ -219,7 +219,7 @@ async def _health(_: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    """The one metric that tells whether the server was started again, as Prometheus' client names it."""
+    """The process's start time, under the name that Prometheus' client uses."""
     started = request.app[ENGINE].started
     return web.Response(text=f"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {started:.3f}\n")
 

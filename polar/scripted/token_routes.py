@@ -126,7 +126,6 @@ def rendered(
         "stop": request.stops,
         "logprobs": request.top_alternatives,
         "structured_outputs": None if demanded is None else {DEMANDED: msgspec.to_builtins(demanded)},
-        **{name: fields[name] for name in ("temperature", "top_k") if fields.get(name) is not None},
     }
     return {
         "request_id": f"chatcmpl-{uuid4().hex}",

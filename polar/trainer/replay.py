@@ -3,6 +3,7 @@
 Experts: a call's record has the rows of the tokens that were new to it; the calls that it continues have those before. A token that
 several calls of a trace read has the row of the first of them, because that call's answer was sampled behind this row. After new weights
 the rows of later calls differ, and no single row is right for all of them. The last token of a trace has no row: the engine never read it.
+Calls with a `prompt_doubt` give nothing: their rows and masks belong to another prompt.
 """
 
 from __future__ import annotations
@@ -71,16 +72,16 @@ class Replay:
         supports: list[list[int]] = [[] for _ in range(_length(trajectory, trace))]
         has_any = False
         for call, first, end in _runs(trajectory, trace):
-            if call.sampling_mask is not None:
+            if call.sampling_mask is not None and call.prompt_doubt is None:
                 has_any = True
                 mask = self._decoded(trajectory, call, "sampling_mask", call.sampling_mask, decode_mask)
                 supports[first:end] = [mask.at(token).tolist() for token in range(end - first)]
         return mask_of(supports) if has_any else None
 
     def _chain(self, trajectory: Trajectory, call: Call, by_id: dict[str, Call]) -> Iterator[RoutedExperts]:
-        """The rows of a call, then those of the calls that it continues, as far as they are on record."""
+        """The rows of a call, then those of the calls that it continues, up to one that has none or a doubted prompt."""
         next_call: Call | None = call
-        while next_call is not None and next_call.routed_experts is not None:
+        while next_call is not None and next_call.routed_experts is not None and next_call.prompt_doubt is None:
             part = self._decoded(trajectory, next_call, "routed_experts", next_call.routed_experts, decode_experts)
             yield part
             next_call = None if part.base is None else by_id.get(part.base)
@@ -126,7 +127,13 @@ def _runs(trajectory: Trajectory, trace: int) -> Iterator[tuple[Call, int, int]]
 
 
 def drop_uncaptured(group: Group, counts: Counter[str]) -> Group | None:
-    """A rule that leaves out sessions with a call whose values weren't captured, though its engine is set to; reason `uncaptured`."""
-    kept = [one for one in group.trajectories if not any(call.uncaptured for call in one.calls)]
+    """A rule that leaves out sessions with a call whose values weren't captured though its engine is set to, or are those of another prompt
+    (`prompt_doubt`); reason `uncaptured`."""
+    kept = [one for one in group.trajectories if not any(_is_lost(call) for call in one.calls)]
     counts["uncaptured"] += len(group.trajectories) - len(kept)
     return msgspec.structs.replace(group, trajectories=kept) if kept else None
+
+
+def _is_lost(call: Call) -> bool:
+    has_values = call.routed_experts is not None or call.sampling_mask is not None
+    return bool(call.uncaptured) or (has_values and call.prompt_doubt is not None)

@@ -36,7 +36,7 @@ from proxy.chat import NOT_GIVEN, Answer, ChatRequest, ForcedTool, NamedFunction
 from proxy.dialects import signature
 from proxy.dialects.anthropic_content import UNPARSED, OfferedTools, messages_of
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.codec import decoded, event, invalid, is_object, is_present, refusing_bad_json
+from proxy.dialects.codec import decoded, event, invalid, is_object, is_present, refusing_bad_json, stops_of
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.anthropic_messages import Choice, Format, MessagesRequest
 from topics.types.completion import Sampling
@@ -162,7 +162,7 @@ def _canonical(wire: MessagesRequest, serves: Serves) -> ChatRequest:
         tool_choice=None if choice is None else _tool_choice(choice, offered),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k, max_tokens=wire.max_tokens),
-        stop=wire.stop_sequences or [],
+        stop=stops_of(wire.stop_sequences, "stop_sequences"),
         response_format=_response_format(wire),
         reasoning_effort=_effort(wire),
         stream=bool(wire.stream),

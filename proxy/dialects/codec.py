@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -28,6 +28,8 @@ HALF_PAIR = re.compile(rb"(?<!\\)((?:\\\\)*)" + HALF)
 REPLACEMENT = rb"\1\\ufffd"
 REPAIRED_BYTES = 4 * MIB
 """The largest body that is repaired. A search through a larger hostile one would hold up other calls for seconds."""
+STOPS, STOP_BYTES = 64, 64 * 1024
+"""Stop strings of a request: their number, and their bytes in all. OpenAI takes 4 and Google 5. They are copied to the trajectory."""
 LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _encode = msgspec.json.Encoder().encode
 _objects = msgspec.json.Decoder(dict[str, Any])
@@ -85,6 +87,17 @@ def invalid_field(error: str, below: str = "") -> RefusalError:
 def invalid(field: str, reason: str) -> RefusalError:
     """The refusal of a field's value."""
     return RefusalError(Refusal.INVALID, f"{field}: {reason}", field=field)
+
+
+def stops_of(found: Sequence[str] | None, field: str) -> list[str]:
+    """The stop strings of a request. Raises RefusalError, naming the field, for more than are recorded."""
+    stops = list(found or ())
+    if len(stops) > STOPS:
+        raise invalid(field, f"{len(stops)} stop strings; at most {STOPS}")
+    size = sum(len(stop.encode()) for stop in stops)
+    if size > STOP_BYTES:
+        raise invalid(field, f"{size} bytes of stop strings; at most {STOP_BYTES}")
+    return stops
 
 
 def is_present(raw: msgspec.Raw) -> bool:

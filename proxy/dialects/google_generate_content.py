@@ -33,7 +33,7 @@ import msgspec
 from proxy import chat
 from proxy.chat import NOT_GIVEN, Answer, ChatRequest, ForcedTool, NamedFunction, ToolCall
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.codec import event, invalid, is_object, refusing_bad_json
+from proxy.dialects.codec import event, invalid, is_object, refusing_bad_json, stops_of
 from proxy.dialects.google_contents import messages_of, sealed
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.google_generate_content import (
@@ -216,7 +216,7 @@ def _canonical(wire: GenerateContentRequest, model: str | None) -> ChatRequest:
             seed=config.seed,
             max_tokens=config.max_output_tokens,
         ),
-        stop=config.stop_sequences or [],
+        stop=stops_of(config.stop_sequences, "generationConfig.stopSequences"),
         response_format=_response_format(config),
         reasoning_effort=_effort(config.thinking_config or ThinkingConfig()),
         choices=_choices(config),

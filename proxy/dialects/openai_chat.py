@@ -51,7 +51,7 @@ from proxy.chat import (
 )
 from proxy.dialects import freeform
 from proxy.dialects.base import Route, Serves, Wire
-from proxy.dialects.codec import decoded, event, file_text, invalid, is_present
+from proxy.dialects.codec import decoded, event, file_text, invalid, is_present, stops_of
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.openai_chat import (
     ChatCompletionRequest,
@@ -199,7 +199,7 @@ def _canonical(wire: ChatCompletionRequest) -> ChatRequest:
             seed=wire.seed,
             max_tokens=wire.max_completion_tokens if wire.max_completion_tokens is not None else wire.max_tokens,
         ),
-        stop=[wire.stop] if isinstance(wire.stop, str) else wire.stop or [],
+        stop=stops_of([wire.stop] if isinstance(wire.stop, str) else wire.stop, "stop"),
         response_format=_response_format(wire.response_format),
         reasoning_effort=EFFORTS.get(wire.reasoning_effort or ""),
         choices=1 if wire.n is None else wire.n,

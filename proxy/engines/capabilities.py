@@ -106,7 +106,7 @@ class MissingFeature:
 
 
 def missing_features(found: Capabilities, mode: str, capture: Iterable[str] = ()) -> Iterator[MissingFeature]:
-    """The features that a server lacks for an engine of this mode that captures this, fatal ones first."""
+    """The features that a server lacks for an engine with this mode and `capture`, fatal ones first."""
     if mode in TOKENS_MODE:
         yield from _missing_routes(found)
     if found.returns is not None:

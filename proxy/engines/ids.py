@@ -36,7 +36,7 @@ def numbers(body: bytes, field: str) -> bytes:
 
 
 def without(body: bytes, field: str, text: bytes) -> bytes:
-    """A JSON object with the array of `field` emptied if just `text` stands in it; otherwise the unchanged object."""
+    """A JSON object whose array `field` is emptied if its content is exactly `text`; otherwise the unchanged object."""
     key = f'"{field}":['.encode()
     start = body.find(key) + len(key)
     end = start + len(text)

@@ -1,4 +1,4 @@
-"""The process of an inference server: its start tells a server that has run all the time from one that was started again.
+"""The process of an inference server. The start time shows whether a server has restarted.
 
 vLLM reports the start in `/metrics`, as most servers with Prometheus' client do: `process_start_time_seconds`. It does not with several API
 servers (`--api-server-count`), and SGLang never does. The start is read at the proxy's start, after a failure, and after the server has

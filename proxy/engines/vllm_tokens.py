@@ -16,13 +16,14 @@ import secrets
 import string
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, get_args
 
 import msgspec
 
 from proxy.chat import Answer, ChatRequest, FinishReason, Message, ToolCall, Usage
 from proxy.engines.continuing import Continuing, Prompt
-from proxy.engines.http import decoded
+from proxy.engines.http import UNREADABLE, decoded
 from proxy.engines.ids import lift, numbers, without
 from proxy.engines.read_prompt import doubt_of_prompt
 from proxy.engines.retry import with_retries
@@ -95,7 +96,7 @@ class _Usage(msgspec.Struct):
 class _Generated(msgspec.Struct):
     choices: list[_Choice]
     model: str | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
     usage: _Usage | None = None
 
 
@@ -121,6 +122,7 @@ _rendered = msgspec.json.Decoder(_Rendered)
 _features = msgspec.json.Decoder(_Features | None)
 _generated = msgspec.json.Decoder(_Generated)
 _derendered = msgspec.json.Decoder(_Derendered)
+_id_lists = msgspec.json.Decoder(list[int] | None)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -254,8 +256,11 @@ def generation_of(rendered: _Rendered, ids: Ids, max_tokens: int | None) -> dict
 
 
 def _media_positions(rendered: _Rendered, request: ChatRequest) -> tuple[int, ...] | None:
-    """The places of the request's images and sounds, each kind in its order; None if the rendering has others."""
-    features = decoded(_features, bytes(rendered.features), "rendering")
+    """The places of the request's images and sounds, each kind in its order; None: the rendering has others, or in another form."""
+    try:
+        features = _features.decode(rendered.features)
+    except UNREADABLE:
+        return None
     if features is None:
         return None
     kinds = [part.kind for _, part in request.media]
@@ -267,12 +272,13 @@ def _media_positions(rendered: _Rendered, request: ChatRequest) -> tuple[int, ..
 
 
 def _sampling(request: ChatRequest, params: Mapping[str, Any]) -> Sampling:
-    """How the server samples by the rendering, which has its own defaults in place of what the request left open. Raises EngineError."""
+    """How the server samples by the rendering, which has its own defaults in place of what the request left open."""
     settings = {name: params.get(name, neutral) for name, neutral in NEUTRAL.items()}
+    settings["logit_bias"] = params.get("logit_bias") or {}
     try:
-        found = msgspec.convert(settings | {"logit_bias": params.get("logit_bias") or {}}, Sampling)
-    except msgspec.ValidationError as error:
-        raise EngineError("malformed", f"the rendering's sampling_params: {error}") from None
+        found = msgspec.convert(settings, Sampling)
+    except msgspec.ValidationError:
+        found = _known(settings)
     is_bound = params.get("structured_outputs") is not None
     return msgspec.structs.replace(
         found,
@@ -283,6 +289,18 @@ def _sampling(request: ChatRequest, params: Mapping[str, Any]) -> Sampling:
         grammar=is_bound,
         grammar_source=(request.grammar_source or "engine") if is_bound else FREE,
     )
+
+
+def _known(settings: Mapping[str, Any]) -> Sampling:
+    """The settings that can be read; the others stay unknown. If `logit_bias` can't be read, the penalties stay unknown as well: a record
+    can't leave it open whether there was a bias, and without penalties it would say that there was none."""
+    known: dict[str, Any] = {}
+    for name, value in settings.items():
+        with suppress(msgspec.ValidationError):
+            known[name] = getattr(msgspec.convert({name: value}, Sampling), name)
+    if "logit_bias" not in known:
+        known = {name: value for name, value in known.items() if not name.endswith("_penalty")}
+    return Sampling(**known)
 
 
 def _checked(generated: _Generated) -> _Choice:
@@ -311,9 +329,13 @@ def _logprobs(choice: _Choice) -> bytes:
 
 
 def _read_ids(generated: _Generated) -> bytes | None:
-    """The prompt's ids as the server read them, int32 LE, if they aren't written as they were sent. Raises EngineError."""
-    ids = generated.prompt_token_ids
-    return ids_of(ids, "prompt_token_ids") if ids else None
+    """The prompt's ids as the server read them, int32 LE, if they aren't written as they were sent. If they aren't ids, empty bytes,
+    which no recorded prompt is."""
+    try:
+        ids = _id_lists.decode(generated.prompt_token_ids)
+        return ids_of(ids, "prompt_token_ids") if ids else None
+    except (*UNREADABLE, EngineError):
+        return b""
 
 
 def _stop_string(choice: _Choice) -> str | None:

@@ -56,7 +56,7 @@ class ClaimState:
         self._known: set[str] = set()
         """Ids of acknowledged calls."""
         self._routed: set[str] = set()
-        """Ids of the calls whose routed experts are on the log."""
+        """Ids of the calls whose routed experts are on the log, and are those of the recorded prompt."""
         self._log_bytes = 0
         self._log: ClaimLog | None = None
         """The part of the log that was read back, while more calls of the last owner may follow; None otherwise."""
@@ -82,7 +82,7 @@ class ClaimState:
         """Adds an acknowledged call; `prompt` is in full, int32 LE. Nobody has seen the answer of a disowned call."""
         record, call_id = call.record, call.record.call_id
         self._known.add(call_id)
-        if record.routed_experts is not None:
+        if record.routed_experts is not None and record.prompt_doubt is None:
             self._routed.add(call_id)
         self.last_call = LastCall()
         self.usage.add(count(record.sampled))

@@ -30,21 +30,28 @@ class SeenAnswers:
     def __init__(self) -> None:
         self._answers: OrderedDict[Question, list[tuple[str, float]]] = OrderedDict()
         """Call id and time of delivery of the answers to each question."""
+        self._count = 0
+        """Answers to all questions."""
 
     @property
     def size(self) -> int:
         """Estimated bytes in memory."""
-        return 600 * len(self._answers)
+        return 600 * len(self._answers) + 200 * self._count
 
     def add(self, question: Question, call_ids: Iterable[str], at: float) -> None:
         """Adds the answers to one request. `at`: when they were delivered whole, in Unix seconds."""
-        self._answers.setdefault(question, []).extend((call_id, at) for call_id in call_ids)
+        added = [(call_id, at) for call_id in call_ids]
+        self._answers.setdefault(question, []).extend(added)
+        self._count += len(added)
         if len(self._answers) > QUESTIONS:
-            self._answers.popitem(last=False)
+            _, forgotten = self._answers.popitem(last=False)
+            self._count -= len(forgotten)
 
     def asked_again(self, question: Question, at: float) -> list[str]:
         """Ids of the answers that were delivered before the question was received again. Each is returned once. `at`: Unix seconds."""
         answers = self._answers.pop(question, [])
         if under_way := [answer for answer in answers if answer[1] > at]:
             self._answers[question] = under_way
-        return [call_id for call_id, delivered_at in answers if delivered_at <= at]
+        delivered = [call_id for call_id, delivered_at in answers if delivered_at <= at]
+        self._count -= len(delivered)
+        return delivered

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import get_args
 
+from proxy.chat import PromptDoubt
 from tests.consumers.token_tree.transcripts import build_record
 from tests.faithfulness.lived import UNPROVEN, Lived, Read, Session, Version, ids_of, images_of
 from tests.faithfulness.proxy_log import ProxyLog
@@ -269,11 +271,14 @@ class _Agent:
                     outcome=outcome,
                     finish_reason=finish,
                     realigned=conversation.realigned,
-                    prompt_doubt="the engine read another" if sampled and self._random.random() < 0.03 else None,
+                    prompt_doubt=self._prompt_doubt() if sampled else None,
                 )
             )
         self._calls += asked
         return asked
+
+    def _prompt_doubt(self) -> PromptDoubt | None:
+        return self._random.choice(get_args(PromptDoubt)) if self._random.random() < 0.03 else None
 
     def _sampling(self) -> Sampling:
         if 1.0 in self._served.temperatures and self._random.random() < 0.4:

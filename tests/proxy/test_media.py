@@ -94,11 +94,11 @@ class Session:
             message, "stop", Usage(len(prompt.ids), len(sampled)), pack_ids(prompt.ids), pack_ids(sampled), b"\0" * 4 * len(sampled), "m",
             media_positions=tuple(prompt.positions) if self.has_positions else None,
         )  # fmt: skip
-        request, told = ChatRequest(messages), transcript(Spelled(messages), [])
-        spec = CallSpec(f"c{len(self.log)}", self.claim, "openai_chat", "default", request, told, len(self.log))
-        media = await self.media.of(request, told, self.claim.history, answer)
+        request, spelled = ChatRequest(messages), transcript(Spelled(messages), [])
+        spec = CallSpec(f"c{len(self.log)}", self.claim, "openai_chat", "default", request, spelled, len(self.log))
+        media = await self.media.of(request, spelled, self.claim.history, answer)
         self.log.append(answered_record(spec, answer, media))
-        self.claim.add(LoggedCall(self.log[-1], messages, told, message), answer.prompt_ids)
+        self.claim.add(LoggedCall(self.log[-1], messages, spelled, message), answer.prompt_ids)
         return self.log[-1]
 
     def built(self) -> Trajectory:
@@ -238,8 +238,8 @@ def recorded_again(session: Session, messages: list[Message], text: str, header:
     answer = Answer(
         Message("assistant", text), "stop", Usage(1, 1), pack_ids(prompt.ids), b"", b"", "m", media_positions=positions
     )
-    told = transcript(Spelled(messages), [])
-    return asyncio.run(session.media.of(ChatRequest(messages), told, session.claim.history, answer))
+    spelled = transcript(Spelled(messages), [])
+    return asyncio.run(session.media.of(ChatRequest(messages), spelled, session.claim.history, answer))
 
 
 async def test_two_calls_that_differ_in_an_image_alone_are_two_prompts_and_each_goes_on() -> None:
@@ -314,3 +314,12 @@ async def test_an_image_whose_bytes_the_proxy_doesnt_have_is_unproven_and_masks_
     call = await session.ask([Message("user", [ImagePart(ImageUrl(url))])], "one")
     assert call.media == [Medium(sha256(url.encode()).hexdigest(), position=1, unproven=True)]
     assert session.built().stats.masked_tokens == {"media_unknown": 4}
+
+
+@pytest.mark.parametrize(("media_type", "recorded"), [("image/" + "x" * 121, True), ("image/" + "x" * 10**6, False)])
+def test_a_media_type_that_is_none_isn_t_recorded(media_type: str, recorded: bool) -> None:
+    """It stands on each call of a trajectory, and an agent chooses it."""
+    session = Session(has_positions=True)
+    picture = ImagePart(ImageUrl(f"data:{media_type};base64,{b64encode(RED).decode()}"))
+    [medium] = asyncio.run(session.ask([Message("user", [picture])], "one")).media
+    assert (medium.digest, medium.media_type) == (sha256(RED).hexdigest(), media_type if recorded else None)

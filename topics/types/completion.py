@@ -66,7 +66,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def greedy(self) -> bool:
-        """The likeliest token is taken: the logprob isn't that of the choice, which was certain."""
+        """The recorded logprob doesn't describe the choice, because the choice was certain."""
         return self.temperature is not None and self.temperature < GREEDY
 
     @property

@@ -17,7 +17,7 @@ from polar.trainer.replay import UNROUTED, Experts, Replay
 from topics.types.completion import ReplayField
 from topics.types.errors import InputError
 from topics.types.replay import SamplingMask
-from topics.types.trajectory import Trajectory
+from topics.types.trajectory import Call, Trajectory
 
 
 def routed_experts(replay: Replay | None, trajectory: Trajectory, segment: Segment) -> Experts | None:
@@ -58,12 +58,18 @@ def _is_captured(trajectory: Trajectory, field: ReplayField) -> bool:
     return any(getattr(call, field) is not None or field in call.uncaptured for call in trajectory.calls)
 
 
+def _reason(call: Call, field: ReplayField) -> str | None:
+    """Why a call gives no values; None: it gives them, or was never to."""
+    is_doubted = getattr(call, field) is not None and call.prompt_doubt is not None
+    return call.uncaptured.get(field, "prompt_doubt" if is_doubted else None)
+
+
 def _incomplete(trajectory: Trajectory, segment: Segment, field: ReplayField, gaps: int, size: int) -> InputError:
-    reasons = Counter(call.uncaptured[field] for call in trajectory.calls if field in call.uncaptured)
-    told = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items())) or "none is known"
+    reasons = Counter(reason for call in trajectory.calls if (reason := _reason(call, field)) is not None)
+    listed = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items())) or "none is known"
     return InputError(
         "groups",
         trajectory.session_id,
-        f"{gaps} of {size} tokens of trace {segment.index} have no {field} (calls by reason: {told}): pass drop_uncaptured to groups(), "
+        f"{gaps} of {size} tokens of trace {segment.index} have no {field} (calls by reason: {listed}): pass drop_uncaptured to groups(), "
         "or export without replay",
     )

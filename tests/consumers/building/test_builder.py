@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from consumers.builders.base import BuiltFrom
+from consumers.builders.per_request import PerRequest
 from consumers.building.open_sessions import OpenSession, OpenSessions
-from consumers.building.outcome import failed, outcome
+from consumers.building.outcome import encoded, failed, outcome
 from consumers.building.running import AT_ONCE, Builds, off_loop
+from topics import trajectories
 from topics.completions import Build, CallRecord, CloseGroup, Disowned, Emitted, Open
+from topics.contract.codec import encode
 from topics.environment.settings import Settings
-from topics.types.completion import CallOutcome, Completion, MessageDelta, TokenDelta
-from topics.types.errors import Kind
+from topics.types.completion import CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
+from topics.types.errors import Kind, SessionError
 from topics.types.session import Status
-from topics.types.trajectory import Trajectory
+from topics.types.trajectory import Stats, Trajectory
 
 
 def call(session_id: str, claim_id: str, call_id: str) -> Completion:
@@ -267,3 +270,31 @@ async def test_no_more_builds_run_than_may() -> None:
     assert started == [f"t.{index}" for index in range(AT_ONCE)]
     builds.cancel()
     await asyncio.wait(builds.tasks)
+
+
+@pytest.mark.parametrize(
+    ("requested", "status"),
+    [(Status.COMPLETED, Status.FAILED), (Status.FAILED, Status.FAILED), (Status.TIMED_OUT, Status.TIMED_OUT)],
+)
+def test_an_agent_that_fills_its_trajectory_keeps_its_reward(requested: Status, status: Status) -> None:
+    """By stop strings of refused calls, two of which fit into a record."""
+    stop = ["x" * (trajectories.TOPIC.max_bytes // 2 - 2000)]
+    calls = [
+        replace(call("t.0", "a", f"c{index}"), outcome=CallOutcome.FAILED, sampling=Sampling(stop=stop))
+        for index in range(3)
+    ]
+    judged = replace(build("t.0", "a"), status=requested, reward=0.0, reward_reason="3 of 3 tests failed")
+
+    def written(number: int) -> tuple[Trajectory, bytes]:
+        built = PerRequest().build(BuiltFrom(judged, calls[:number], frozenset()))
+        return encoded(replace(built, rebuilt_with=b"{}"), judged, trajectories.TOPIC)
+
+    whole, _ = written(2)
+    assert (whole.status, whole.reward, whole.error, len(whole.calls)) == (requested, 0.0, None, 2)
+    trajectory, value = written(3)
+    assert (trajectory.status, trajectory.reward, trajectory.reward_reason) == (status, 0.0, judged.reward_reason)
+    assert isinstance(trajectory.error, SessionError)
+    assert (trajectory.error.kind, trajectory.error.code) == (Kind.AGENT, "too_large")
+    assert (trajectory.calls, trajectory.traces, trajectory.stats) == ([], [], Stats(calls=3))
+    assert trajectory.rebuilt_with == b"{}"
+    assert value == encode(trajectory)

@@ -5,7 +5,9 @@ Conversations run on the scripted engine, whose experts depend on token and plac
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +16,8 @@ import pytest
 from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from polar.scripted.replay import experts_of, mask_of
-from polar.trainer.replay import UNROUTED, Replay
+from polar.trainer.groups import Group
+from polar.trainer.replay import UNROUTED, Replay, drop_uncaptured
 from proxy.chat import Message
 from proxy.replay_store import ReplayStore
 from tests.polar.trainer.trees import built
@@ -152,6 +155,38 @@ def test_rows_of_an_answer_count_up_to_where_the_trace_leaves_it(tmp_path: Path)
     blobs = FolderBlobs(tmp_path)
     trajectory = two_calls(blobs, RoutedExperts(rows(11, 12, 13, 14)), None, None)
     assert firsts(trajectory, blobs, 6) == [11, 12, 13, UNROUTED, UNROUTED]
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_no_row_comes_from_a_call_whose_prompt_was_not_read(tmp_path: Path, chained: bool) -> None:
+    """Also if the next call's record names it for the rows before its own."""
+    blobs = FolderBlobs(tmp_path)
+    second = RoutedExperts(rows(24, 25), 3, "c0") if chained else RoutedExperts(rows(21, 22, 23, 24, 25))
+    trajectory = two_calls(blobs, RoutedExperts(rows(11, 12, 13)), second)
+    doubted = msgspec.structs.replace(trajectory.calls[0], prompt_doubt="ids", sampling_mask="blob:never-read")
+    trajectory = msgspec.structs.replace(trajectory, calls=[doubted, trajectory.calls[1]])
+    before = [UNROUTED] * 3 if chained else [21, 22, 23]
+    assert firsts(trajectory, blobs, 6) == [*before, 24, 25, UNROUTED]
+    assert Replay(blobs).sampling_mask(trajectory, 0) is None
+
+
+def test_sessions_that_lack_what_was_captured_or_read_can_be_dropped() -> None:
+    def session(number: int, **of_call: Any) -> Trajectory:
+        call = Call("c0", "main", "answered", "openai_chat", 0, 1, **of_call)
+        nodes = [Node(ROOT, pack_ids([1, 2])), Node(0, pack_ids([3]), pack_logprobs([-1.0]), call=0)]
+        return built(f"t.{number}", nodes, [call], reward=1.0)
+
+    kept = [session(0, routed_experts="blob:x"), session(1, prompt_doubt="ids")]
+    lost = [
+        session(2, uncaptured={"routed_experts": "busy"}),
+        session(3, routed_experts="blob:x", prompt_doubt="ids"),
+        session(4, sampling_mask="blob:x", prompt_doubt="count"),
+    ]
+    counts = Counter[str]()
+    found = drop_uncaptured(Group("t", [*kept, *lost]), counts)
+    assert found is not None
+    assert found.trajectories == kept
+    assert counts == {"uncaptured": 3}
 
 
 def test_rows_of_another_model_are_left_out(tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ class DialectSuite:
     raw_fields: ClassVar[Sequence[bytes]]
     """Fields in which any JSON may stand, at `%b`; the first is a tool's schema."""
     nullable: ClassVar[Sequence[str]]
+    stops: ClassVar[str | None]
+    """Path of the field with stop strings; None: the provider has none."""
     efforts: ClassVar[Sequence[tuple[dict[str, Any], str | None]]]
     """Fields of a request, and the canonical reasoning effort."""
     tool_choices: ClassVar[Sequence[tuple[dict[str, Any], Any, list[str]]]]
@@ -183,6 +185,25 @@ class DialectSuite:
             self.parse(**fields)
         assert (error.value.refusal, error.value.field) == (Refusal.INVALID, field)
         assert field in self.dialect.error(error.value).decode()
+
+    @pytest.mark.parametrize(
+        ("stops", "are_refused"),
+        [(["x"] * 64, False), (["x"] * 65, True), (["x" * 65_536], False), (["é" * 30_000, "x" * 6_000], True)],
+        ids=["many", "too many", "long", "too long"],
+    )
+    def test_stop_strings_are_few_and_short(self, stops: list[str], are_refused: bool) -> None:
+        """They stand on the call in its trajectory, also if the engine refuses the call."""
+        if self.stops is None:
+            assert self.parse(stop=stops).stop == []
+            return
+        field, _, inner = self.stops.partition(".")
+        fields = {field: {inner: stops} if inner else stops}
+        if not are_refused:
+            assert self.parse(**fields).stop == stops
+            return
+        with pytest.raises(RefusalError, match="at most 6") as error:
+            self.parse(**fields)
+        assert (error.value.refusal, error.value.field) == (Refusal.INVALID, self.stops)
 
     def test_a_request_without_a_conversation_is_refused(self) -> None:
         with pytest.raises(RefusalError) as error:

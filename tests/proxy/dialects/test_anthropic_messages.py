@@ -315,6 +315,7 @@ def test_every_tool_of_the_public_schema_is_offered_hosted_or_refused() -> None:
 class TestAnthropicMessages(DialectSuite):
     dialect = DIALECT
     smallest = SMALLEST
+    stops = "stop_sequences"
     refused = (
         ({"messages": []}, "messages"),
         ({"messages": [], "system": "S"}, "messages"),

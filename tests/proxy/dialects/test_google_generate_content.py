@@ -243,6 +243,7 @@ class TestGoogleGenerateContent(DialectSuite):
     dialect = DIALECT
     smallest = SMALLEST
     path = PATH
+    stops = "generationConfig.stopSequences"
     refused = (
         ({"contents": []}, "contents"),
         ({"contents": None}, "contents"),

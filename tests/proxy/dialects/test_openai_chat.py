@@ -60,6 +60,7 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
 class TestOpenAIChat(DialectSuite):
     dialect = DIALECT
     smallest = SMALLEST
+    stops = "stop"
     refused = (
         ({"n": 200}, "n"),
         ({"messages": []}, "messages"),

@@ -220,6 +220,7 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
 class TestOpenAIResponses(DialectSuite):
     dialect = DIALECT
     smallest = SMALLEST
+    stops = None
     refused = (
         ({"input": []}, "input"),
         ({"input": 5}, "input"),

@@ -143,6 +143,17 @@ def test_after_a_takeover_prompts_go_on_from_what_was_told_whole(unsaid_calls: i
     assert (request.continued is None) == bool(unsaid_calls)
 
 
+@pytest.mark.parametrize(("doubt", "routed_by"), [(None, "c0"), ("ids", None), ("count", None)])
+def test_rows_of_a_prompt_that_was_not_read_are_asked_for_again(doubt: str | None, routed_by: str | None) -> None:
+    _, [call], _, [said] = lived([Turn(0, 0, "x", 0, "one", False, "answered")])
+    claim = ClaimState(KEY)
+    read = [msgspec.structs.replace(call, finish_reason="stop", routed_experts="blob:x", prompt_doubt=doubt)]
+    claim.take_over(ClaimLog(read, frozenset(), 0, is_over=False))
+    request, _ = claim.restore(ChatRequest([*said, Message("user", "on")]), "default")
+    assert request.continued is not None
+    assert request.continued.routed_by == routed_by
+
+
 def test_what_a_log_lacks_costs_the_calls_that_need_it_and_no_others() -> None:
     turns = [Turn(0, 0, "x", 0, "one", False, "answered"), Turn(0, 0, "y", 0, "two", False, "answered")]
     _, log, _, said = lived(turns)

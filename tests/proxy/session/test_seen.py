@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import pytest
 
 from proxy.chat import Function, Message, Tool
@@ -53,3 +56,24 @@ def test_only_the_newest_questions_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     for number in range(3):
         seen.add(question(str(number)), [f"c{number}"], float(number))
     assert [seen.asked_again(question(str(number)), 9.0) for number in range(3)] == [[], ["c1"], ["c2"]]
+
+
+@pytest.mark.parametrize("choices", [1, 128])
+def test_their_memory_is_known_whatever_the_number_of_choices(choices: int) -> None:
+    """Python's own count, within a third, as of a whole claim."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        began, _ = tracemalloc.get_traced_memory()
+        seen = SeenAnswers()
+        for number in range(300):
+            call_ids = [f"chatcmpl-{number:032x}.{choice}" for choice in range(choices)]
+            seen.add(question(f"{number}", agent=f"agent {number}"), call_ids, float(number))
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - began
+    finally:
+        tracemalloc.stop()
+    assert 0.75 < seen.size / taken < 1.34
+    for number in range(300):
+        seen.asked_again(question(f"{number}", agent=f"agent {number}"), 999.0)
+    assert seen.size == 0

@@ -175,6 +175,14 @@ def test_a_session_with_gaps_is_refused_and_its_reason_named(trainer: str, route
         EXPORTS[trainer](gaps, replay)
 
 
+def test_the_values_of_a_prompt_that_was_not_read_are_gaps(routed: Group, replay: Replay) -> None:
+    trajectory = routed.trajectories[0]
+    doubted = replace(trajectory.calls[1], prompt_doubt="ids")
+    gaps = Group("t", [replace(trajectory, calls=[trajectory.calls[0], doubted, trajectory.calls[2]])])
+    with pytest.raises(InputError, match=r"have no routed_experts \(calls by reason: 1 prompt_doubt\)"):
+        EXPORTS["verl"](gaps, replay)
+
+
 def test_a_trained_token_without_a_mask_is_refused(routed: Group, replay: Replay) -> None:
     """slime would take the whole vocabulary for it."""
     trajectory = routed.trajectories[0]
