@@ -18,6 +18,7 @@ from aiohttp import web
 from proxy import openapi
 from proxy.addresses import Binding, bound, require_address, url
 from proxy.auth import Authenticator
+from proxy.blob_writer import BlobWriter
 from proxy.byte_budget import MIB, ByteBudget
 from proxy.call import Pipeline
 from proxy.capture import Capture
@@ -108,7 +109,7 @@ class Proxy:
         self._producer = LogProducer(settings)
         self._process_writer = ProcessWriter(self._producer)
         self._processes = EngineProcesses({each.name: each.urls for each in engines}, self._process_writer.write)
-        self._capture = Capture(self._producer, self._metrics, PromptMedia(_blobs(settings)))
+        self._capture = Capture(self._producer, self._metrics)
         self._worker_id = new_worker_id("proxy")
         self._ownership = Ownership(self._worker_id)
         keyring = Keyring(settings.keys_path)
@@ -120,8 +121,10 @@ class Proxy:
         routes = Router(self._ownership, self._claims, self._metrics)
         versions = VersionAttribution(self._processes, self._metrics)
         captures = any(engine.capture for engine in settings.engines.values())
-        self._replay = ReplayStore(blob_store.of(settings), self._metrics) if captures else None
-        pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, versions, self._metrics, self._replay)
+        self._blobs = BlobWriter(blob_store.of(settings) if captures else _blobs(settings))
+        media = PromptMedia(self._blobs, self._metrics)
+        replay = ReplayStore(self._blobs, self._metrics) if captures else None
+        pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, versions, self._metrics, media, replay)
         self._model_api = ModelApi(
             dialects,
             Authenticator(keyring, settings.namespace),
@@ -206,8 +209,7 @@ class Proxy:
         await asyncio.gather(*(each.settle(SETTLE_S) for each in settling))
         await asyncio.gather(*(follower.stop() for follower in self._followers), self._producer.stop(STOP_S))
         await self._forwarder.stop()
-        if self._replay is not None:
-            self._replay.stop()
+        self._blobs.stop()
         self._heart.stop()  # last: it blocks the loop until its last heartbeat is out
         log.info("proxy stopped", action="proxy_stopped", worker_id=self._worker_id)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import structlog
 
@@ -17,13 +18,14 @@ from proxy.chat import Answer
 from proxy.engines.pool import Engines
 from proxy.errors import EngineError, Refusal, RefusalError, refusal_of
 from proxy.fleet import HELD_S, Fleet, FleetPausedError
+from proxy.media import PromptMedia
 from proxy.metrics import ProxyMetrics
 from proxy.policy import VersionAttribution
 from proxy.prompt_doubts import PromptDoubts
 from proxy.replay_store import ReplayStore
 from proxy.session.endings import RETRY_AFTER_S, Ending
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
-from topics.types.completion import CallError, CallOutcome
+from topics.types.completion import CallError, CallOutcome, Medium
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +60,7 @@ class Pipeline:
         fleet: Fleet,
         versions: VersionAttribution,
         metrics: ProxyMetrics,
+        media: PromptMedia,
         replay: ReplayStore | None = None,
     ) -> None:
         """`replay`: None if no engine captures anything."""
@@ -66,6 +69,7 @@ class Pipeline:
         self._capture = capture
         self._fleet = fleet
         self._metrics = metrics
+        self._media = media
         self._replay = replay
         self._versions = versions
         self._prompts = PromptDoubts(metrics)
@@ -74,8 +78,8 @@ class Pipeline:
         """An answer that is on the log, or the error in its place; `size` is the request's, in bytes."""
         self._metrics.in_flight.inc()
         try:
-            answer = await self._ask_engine(call, size)
-            await self._write(call, answer)
+            answer, media = await self._ask_engine(call, size)
+            await self._write(call, answer, media)
             self._count(call, CallOutcome.ANSWERED)
             return answer
         except RefusalError as refused:
@@ -94,11 +98,14 @@ class Pipeline:
         """Disowns a call that is on the log, but whose harness went away before it had the answer."""
         self._capture.disown(call.spec, Ending.HUNG_UP.disowned_reason)
 
-    async def _ask_engine(self, call: CallTask, size: int) -> Answer:
-        """The engine's answer with its policy versions; without an answer the call is recorded as failed or abandoned."""
+    async def _ask_engine(self, call: CallTask, size: int) -> tuple[Answer, list[Medium]]:
+        """The engine's answer with its policy versions, and the media of its prompt, all stored.
+
+        Without an answer, or if the call ends before, it is recorded as failed or abandoned.
+        """
         spec = call.spec
         try:
-            return await self._sample(call, size)
+            return await self._stored(call.spec, await self._sample(call, size))
         except EngineError as error:
             log.warning("call failed", action="call_failed", call_id=spec.call_id, code=error.code, status=error.status)
             self._unanswered(call, CallOutcome.FAILED, error.as_call_error())
@@ -129,8 +136,14 @@ class Pipeline:
                 continue
             self._metrics.engine_s.observe(time.perf_counter() - began)
             self._prompts.take(engine.name, answer)
-            answer = self._versions.attribute(engine.name, answer, under_way)
-            return answer if self._replay is None else await self._replay.stored(call.spec.call_id, answer)
+            return self._versions.attribute(engine.name, answer, under_way)
+
+    async def _stored(self, spec: CallSpec, answer: Answer) -> tuple[Answer, list[Medium]]:
+        """The answer and the media of its prompt, with references to what was stored of both."""
+        media = self._media.of(spec.request, spec.transcript, spec.claim.history, answer)
+        if self._replay is None:
+            return answer, await media
+        return await asyncio.gather(self._replay.stored(spec.call_id, answer), media)
 
     async def _wait_for_fleet(self, call: CallTask, until: float) -> bool:
         """Returns when the fleet runs: whether it was paused."""
@@ -153,9 +166,9 @@ class Pipeline:
                 Refusal.OVERLOADED, "too much waits to be recorded; try again", retry_after_s=RETRY_AFTER_S
             ) from None
 
-    async def _write(self, call: CallTask, answer: Answer) -> None:
+    async def _write(self, call: CallTask, answer: Answer, media: Sequence[Medium]) -> None:
         try:
-            await self._capture.answered(call.spec, answer)
+            await self._capture.answered(call.spec, answer, media)
         except asyncio.CancelledError:
             self._capture.disown(call.spec, (call.ended or Ending.STOPPED).disowned_reason)
             raise

@@ -19,7 +19,6 @@ import structlog
 from proxy.call_kinds import MAIN, Kind
 from proxy.chat import Answer, ChatRequest
 from proxy.errors import Refusal, RefusalError
-from proxy.media import PromptMedia
 from proxy.metrics import ProxyMetrics
 from proxy.session.claim_state import ClaimState
 from proxy.session.history import Transcript
@@ -67,18 +66,17 @@ class CallSpec:
 class Capture:
     """Writes the calls of all claims."""
 
-    def __init__(self, producer: LogProducer, metrics: ProxyMetrics, media: PromptMedia) -> None:
+    def __init__(self, producer: LogProducer, metrics: ProxyMetrics) -> None:
         self._producer = producer
         self._metrics = metrics
-        self._media = media
         self._background: set[asyncio.Task[None]] = set()
 
-    async def answered(self, spec: CallSpec, answer: Answer) -> None:
-        """Returns when the call is on the log. Raises RefusalError if it may not be, after disowning it; RecordTooLargeError: it isn't.
+    async def answered(self, spec: CallSpec, answer: Answer, media: Sequence[Medium] = ()) -> None:
+        """Returns when the call is on the log; `media` are those of its prompt.
 
-        A cancelled caller must disown the call itself: it knows the reason.
+        Raises RefusalError if it may not be on the log, after disowning it; RecordTooLargeError: it isn't. A cancelled caller must disown
+        the call itself: it knows the reason.
         """
-        media = await self._media.of(spec.request, spec.transcript, spec.claim.history, answer)
         began = time.perf_counter()
         record = answered_record(spec, answer, media)
         try:

@@ -1,7 +1,8 @@
 """The images and sounds of a prompt, as the log names them: by the digest of their bytes, with a reference to the blob store.
 
 Token ids hold placeholders in their place, so the digests tell prompts apart (`topics/calls/media_marks.py`). A medium is stored once in a
-conversation, before the first record that names it is acknowledged: later calls take it over from the call whose messages they share.
+conversation, before the first record that names it is acknowledged: later calls take it over from the call whose messages they share. One
+that could not be stored is tried again at each call that repeats it.
 
 An engine in mode `tokens` reports where media stand. In mode `chat` their places are bounded: engines assign media to placeholders in the
 order of the messages. If a prompt repeats all messages and the whole prompt of an earlier call, the media of that call stand in that part,
@@ -11,34 +12,34 @@ and new media stand after it. Otherwise the places are unknown, and the prompt s
 from __future__ import annotations
 
 import asyncio
+import re
 from base64 import b64decode
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 
-import structlog
 from msgspec.structs import replace
 
+from proxy.blob_writer import BlobWriter, UnstoredError
 from proxy.chat import Answer, ChatRequest, MediaPart
+from proxy.metrics import ProxyMetrics
 from proxy.session.history import CallHistory, Transcript
-from topics.environment.blobs import BlobStore
 from topics.types.completion import Medium
 from topics.types.tokens import unpack_ids
 
-STORE_S = 30.0
-"""Time for the blob store to take a medium; the harness waits for it."""
-
-MEDIA_TYPE = 255
-"""Characters of the longest media type (RFC 6838): the sender chooses it, and each call of a trajectory repeats it."""
-
-log = structlog.get_logger(__name__)
+MEDIA_TYPE = re.compile(r"[a-z0-9.+/-]{1,64}")
+"""Others aren't recorded: the type stands on each later call of the conversation."""
 
 
 class PromptMedia:
     """Records the media of prompts."""
 
-    def __init__(self, blobs: BlobStore | None) -> None:
-        """`blobs`: where their bytes are stored; None: they are recorded without their bytes."""
-        self._blobs = blobs
+    def __init__(self, writer: BlobWriter, metrics: ProxyMetrics) -> None:
+        """`writer`: without a store, media are recorded without their bytes."""
+        self._writer = writer
+        self._metrics = metrics
+        self._under_way: dict[int, asyncio.Task[Medium]] = {}
+        """By identity of the part, which the task keeps alive. The choices of a request share their parts."""
 
     async def of(
         self, request: ChatRequest, transcript: Transcript, history: CallHistory, answer: Answer
@@ -50,38 +51,55 @@ class PromptMedia:
         base, shared = history.base_of(transcript)
         before = history.media(base)
         inherited = before[: sum(at < shared for at, _ in parts)]
-        new = [await self._recorded(part) for _, part in parts[len(inherited) :]]
+        until = self._writer.deadline()
+        again = [self._kept(medium, part, until) for medium, (_, part) in zip(inherited, parts, strict=False)]
+        first = [self._recorded(part, until) for _, part in parts[len(inherited) :]]
+        media = await asyncio.gather(*again, *first)
         if answer.media_positions is not None and len(answer.media_positions) == len(parts):
-            pairs = zip([*inherited, *new], answer.media_positions, strict=True)
+            pairs = zip(media, answer.media_positions, strict=True)
             return [replace(medium, position=position) for medium, position in pairs]
         prompt = unpack_ids(answer.prompt_ids)
         bound = history.continued(base, prompt) if len(inherited) == len(before) else None
         if bound is None:
-            return [replace(medium, position=None) for medium in [*inherited, *new]]
-        return [*inherited, *(replace(medium, position=min(bound, len(prompt) - 1)) for medium in new)]
+            return [replace(medium, position=None) for medium in media]
+        new = media[len(inherited) :]
+        return [*media[: len(inherited)], *(replace(medium, position=min(bound, len(prompt) - 1)) for medium in new)]
 
-    async def _recorded(self, part: MediaPart) -> Medium:
-        medium, data = await asyncio.to_thread(_digested, part)
-        if data is None or self._blobs is None:
+    async def _kept(self, medium: Medium, part: MediaPart, until: float) -> Medium:
+        """An earlier call's medium, stored now if it wasn't."""
+        if medium.blob is not None or medium.unproven or not self._writer.has_store:
+            return medium
+        return replace(medium, blob=(await self._recorded(part, until)).blob)
+
+    async def _recorded(self, part: MediaPart, until: float) -> Medium:
+        task = self._under_way.get(id(part))
+        if task is None:
+            task = self._under_way[id(part)] = asyncio.create_task(self._stored(part, until), name="store medium")
+            task.add_done_callback(lambda _: self._under_way.pop(id(part)))
+        # If one choice is cancelled, another may wait for it.
+        return await asyncio.shield(task)
+
+    async def _stored(self, part: MediaPart, until: float) -> Medium:
+        medium, data = await self._writer.computed(partial(_digested, part))
+        if data is None:
             return medium
         try:
-            async with asyncio.timeout(STORE_S):
-                return replace(medium, blob=(await asyncio.to_thread(self._blobs.put, data)).ref)
-        except OSError as error:  # TimeoutError is one
-            reason = str(error) or f"no answer within {STORE_S:g} s"
-            log.warning("medium not stored", action="medium_not_stored", store=self._blobs.place, reason=reason)
+            return replace(medium, blob=await self._writer.put(len(data), lambda: data, until))
+        except UnstoredError as error:
+            self._metrics.media_unstored.labels(error.reason).inc()
             return medium
 
 
 def _digested(part: MediaPart) -> tuple[Medium, bytes | None]:
-    """A medium and its bytes; None: the engine fetches them, or refuses the URL."""
+    """A medium and its bytes; None: the engine fetches them, refuses the URL, or decodes what isn't base64 in its own way."""
     head, comma, body = part.url.partition(",")
     parameters: Sequence[str] = head[len("data:") :].split(";") if comma and head[:5].lower() == "data:" else ()
     try:
-        data = b64decode(body) if parameters and parameters[-1].strip().lower() == "base64" else None
+        data = b64decode(body, validate=True) if parameters and parameters[-1].strip().lower() == "base64" else None
     except ValueError:
         data = None
     if data is None:
         return Medium(sha256(part.url.encode()).hexdigest(), part.kind, unproven=True), None
-    media_type = parameters[0].lower() if 0 < len(parameters[0]) <= MEDIA_TYPE else None
-    return Medium(sha256(data).hexdigest(), part.kind, media_type=media_type), data
+    media_type = parameters[0].lower()
+    is_type = MEDIA_TYPE.fullmatch(media_type) is not None
+    return Medium(sha256(data).hexdigest(), part.kind, media_type=media_type if is_type else None), data

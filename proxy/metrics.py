@@ -39,6 +39,8 @@ class ProxyMetrics:
         self.misread = counter("polar_proxy_prompt_doubts", misread, ["engine", "reason"])
         uncaptured = "Values to replay that calls were recorded without"
         self.uncaptured = counter("polar_proxy_uncaptured", uncaptured, ["field", "reason"])
+        unstored = "Images and sounds that calls were recorded without the bytes of"
+        self.media_unstored = counter("polar_proxy_media_unstored", unstored, ["reason"])
         self.unrecorded = counter("polar_proxy_unrecorded", "Records that didn't reach the log", ["record"])
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:

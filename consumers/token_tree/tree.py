@@ -13,10 +13,10 @@ Calls that sampled nothing have no nodes. Builders make the traces.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,12 +24,12 @@ from msgspec.structs import replace
 from consumers.token_tree.branches import Branch, Drift, PlacedCall
 from consumers.token_tree.masks import Masked, masks
 from consumers.token_tree.placement import place_calls
-from consumers.token_tree.prefixes import Segment, joined
-from topics.calls.media_marks import marks_of, unmarked
+from consumers.token_tree.prefixes import Segment
+from topics.calls.media_marks import first_tokens, unmarked
 from topics.types.building import Filters
 from topics.types.completion import Completion, Medium
 from topics.types.session import Status
-from topics.types.tokens import WIDTH, Ids
+from topics.types.tokens import WIDTH
 from topics.types.trajectory import ROOT, Node
 
 
@@ -109,32 +109,37 @@ class _Copy:
 
     parent: int
     segment: Segment
-    sampler: PlacedCall | None
-    """None if the tokens are only part of prompts."""
+    place: PlacedCall
+    """The first call whose path runs through it."""
+    is_sampled: bool
+    """Whether that call sampled the tokens; otherwise they are only part of prompts."""
 
 
 class _Nodes:
     """The nodes so far. A segment has one node for each call that sampled it, and more nodes where threads part.
 
-    A segment that holds marks alone has no node: its media begin in the nodes below.
+    A medium begins in the node with the first token behind its marks: there all calls of the path have the same media, wherever the
+    segments above were cut. So a segment that holds marks alone has no node.
     """
 
     def __init__(self, calls: Iterable[Completion]) -> None:
-        media = sorted((medium for call in calls for medium in call.media), key=lambda medium: medium.blob is not None)
-        self._media = {int(marks_of(medium)[0]): medium for medium in media}
-        """By the first of their marks. A medium that was stored for one call is stored for all."""
+        self._blobs = {medium.digest: medium.blob for call in calls for medium in call.media if medium.blob is not None}
+        """A medium that was stored for one call is stored for all."""
+        self._media: dict[PlacedCall, list[tuple[int, Medium]]] = {}
+        """The media of the calls, as `first_tokens` gives them."""
         self.sampled: dict[PlacedCall, list[int]] = {}
         self._copies: list[_Copy] = []
         self._by_segment: defaultdict[Segment, list[int]] = defaultdict(list)
 
     def add(self, place: PlacedCall) -> None:
         """Add a call's path, with nodes of its own for its sampled tokens. Its parent was added before: the parent's prompt is shorter."""
+        self._media[place] = first_tokens(place.call.media, place.prompt.end)
         at, missing = self._shared(place)
         for segment in reversed(missing):
-            at = self._copy(at, segment, None)
+            at = self._copy(at, segment, place, is_sampled=False)
         sampled = self.sampled[place] = []
         for segment in place.end.below(place.prompt):
-            at = self._copy(at, segment, place)
+            at = self._copy(at, segment, place, is_sampled=True)
             sampled.append(at)
 
     def _shared(self, place: PlacedCall) -> tuple[int, list[Segment]]:
@@ -158,46 +163,47 @@ class _Nodes:
             copy = self._copies[copy].parent
         return copy == anchor or anchor == ROOT
 
-    def _copy(self, parent: int, segment: Segment, sampler: PlacedCall | None) -> int:
+    def _copy(self, parent: int, segment: Segment, place: PlacedCall, *, is_sampled: bool) -> int:
         if _is_marks(segment):
             return parent
         self._by_segment[segment].append(len(self._copies))
-        self._copies.append(_Copy(parent, segment, sampler))
+        self._copies.append(_Copy(parent, segment, place, is_sampled))
         return len(self._copies) - 1
 
     def written(self, masked: Sequence[Masked | None]) -> list[Node]:
         """The nodes as the trajectory holds them; `masked` by index of the call."""
-        return [_node(copy, masked, self._media) for copy in self._copies]
+        return [_node(copy, masked, self._media_of(copy)) for copy in self._copies]
+
+    def _media_of(self, copy: _Copy) -> list[Medium]:
+        """The media that begin in a node, with their positions in it."""
+        segment, media = copy.segment, self._media[copy.place]
+        first = bisect_left(media, segment.start, key=_index)
+        found = media[first : bisect_left(media, segment.end, key=_index)]
+        if not found:
+            return []
+        ids = np.cumsum(segment.ids >= 0)
+        return [
+            replace(medium, position=int(ids[at - segment.start]) - 1, blob=self._blobs.get(medium.digest))
+            for at, medium in found
+        ]
 
 
-def _node(copy: _Copy, masked: Sequence[Masked | None], media: Mapping[int, Medium]) -> Node:
-    tokens, begins = copy.segment.ids, list[Medium]()
-    if media:
-        tokens, begins = _without_marks(copy.segment, media)
-    if copy.sampler is None:
-        return Node(copy.parent, tokens.tobytes(), media=begins)
-    index, call = copy.sampler.index, copy.sampler.call
-    start = (copy.segment.start - copy.sampler.prompt.end) * WIDTH
+def _index(first_token: tuple[int, Medium]) -> int:
+    return first_token[0]
+
+
+def _node(copy: _Copy, masked: Sequence[Masked | None], media: list[Medium]) -> Node:
+    tokens = unmarked(copy.segment.ids) if copy.place.call.media else copy.segment.ids
+    if not copy.is_sampled:
+        return Node(copy.parent, tokens.tobytes(), media=media)
+    index, call = copy.place.index, copy.place.call
+    start = (copy.segment.start - copy.place.prompt.end) * WIDTH
     # If the lengths differ, no logprob belongs to a token. A logprob that isn't finite does, and stays for inspection.
     has_all = len(call.logprobs) == len(call.sampled)
     logprobs = call.logprobs[start : start + len(tokens) * WIDTH] if has_all else None
-    return Node(copy.parent, tokens.tobytes(), logprobs, index, masked[index], media=begins)
+    return Node(copy.parent, tokens.tobytes(), logprobs, index, masked[index], media=media)
 
 
 def _is_marks(segment: Segment) -> bool:
     """Whether a segment holds no token ids."""
     return int(segment.ids[-1]) < 0 and bool((segment.ids < 0).all())
-
-
-def _without_marks(segment: Segment, media: Mapping[int, Medium]) -> tuple[Ids, list[Medium]]:
-    """A segment's token ids, and the media that begin in it or directly above, where no node is. Their `position` is that in the node."""
-    whole = [segment]
-    for above in islice(segment.up(), 1, None):
-        if not _is_marks(above):
-            break
-        whole.append(above)
-    marked_ids = joined(whole[::-1])
-    begins = [at for at in np.flatnonzero(marked_ids < 0).tolist() if int(marked_ids[at]) in media]
-    positions = np.cumsum(marked_ids >= 0)
-    found = [replace(media[int(marked_ids[at])], position=int(positions[at])) for at in begins]
-    return unmarked(segment.ids), found

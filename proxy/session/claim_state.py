@@ -17,7 +17,7 @@ from proxy.chat import ChatRequest, RepeatedAnswer
 from proxy.errors import REQUESTS_FAULT
 from proxy.request_limits import CALL_S
 from proxy.session.endings import EndableCall
-from proxy.session.history import CallHistory, Transcript, frame_of, transcript
+from proxy.session.history import MEDIUM_BYTES, CallHistory, Transcript, frame_of, transcript
 from proxy.session.limits import ClaimUsage
 from proxy.session.logged_calls import LoggedCall, expanded
 from proxy.session.recovery import ClaimLog
@@ -179,4 +179,4 @@ def _is_ended(record: Completion) -> bool:
 def _bytes(record: Completion) -> int:
     """The estimated size of a record in memory."""
     texts = record.prompt.rest, record.messages.rest, record.sampled, record.logprobs, record.answer
-    return 1_000 + sum(len(text) for text in texts if text is not None)
+    return 1_000 + MEDIUM_BYTES * len(record.media) + sum(len(text) for text in texts if text is not None)

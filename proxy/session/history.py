@@ -19,6 +19,8 @@ from topics.types.tokens import Ids, common_prefix, count, pack_ids, unpack_ids
 
 CALLS = 4096
 """Calls whose tools and media are known: as many as `proxy/session/turns.py` keeps turns."""
+MEDIUM_BYTES = 400
+"""Estimated size of a medium in memory."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -80,7 +82,7 @@ class CallHistory:
     @property
     def size(self) -> int:
         """Estimated bytes in memory."""
-        return self._prompts.size + self._messages.size + 400 * self._media
+        return self._prompts.size + self._messages.size + MEDIUM_BYTES * self._media
 
     def transcript_delta(self, transcript: Transcript) -> TranscriptDelta:
         """A request's messages and tools, as deltas."""

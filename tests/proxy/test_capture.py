@@ -7,7 +7,6 @@ import pytest
 from proxy.capture import CallSpec, Capture
 from proxy.chat import Answer, ChatRequest, Message, Usage
 from proxy.errors import Refusal, RefusalError
-from proxy.media import PromptMedia
 from proxy.metrics import ProxyMetrics
 from proxy.session.claim_state import ClaimState
 from proxy.session.history import transcript
@@ -25,7 +24,7 @@ async def test_no_later_call_is_a_delta_against_one_that_may_not_be_on_the_log()
     """The producer is stopped, so that nothing is acknowledged."""
     producer = LogProducer(Settings())
     await producer.stop()
-    capture, claim = Capture(producer, ProxyMetrics(), PromptMedia(None)), ClaimState(KEY)
+    capture, claim = Capture(producer, ProxyMetrics()), ClaimState(KEY)
     request = ChatRequest([Message("user", "x")])
     said = transcript(Spelled(request.messages), [])
     with pytest.raises(RefusalError) as refused:

@@ -20,16 +20,18 @@ from hypothesis import strategies as st
 
 from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
+from proxy.blob_writer import BlobWriter
 from proxy.capture import CallSpec, answered_record
 from proxy.chat import Answer, AudioPart, AudioUrl, ChatRequest, ImagePart, ImageUrl, Message, TextPart, Usage
 from proxy.media import PromptMedia
+from proxy.metrics import ProxyMetrics
 from proxy.session.claim_state import ClaimState
 from proxy.session.history import transcript
 from proxy.session.logged_calls import LoggedCall
 from proxy.session.recovery import ClaimLog
 from tests.consumers.token_tree.transcripts import build_record
 from topics.calls.delta import Spelled
-from topics.environment.blobs import BlobRef, FolderBlobs
+from topics.environment.blobs import BlobRef, BlobStore, FolderBlobs
 from topics.environment.keys import KeyClaims
 from topics.types.completion import Completion, Medium
 from topics.types.tokens import pack_ids
@@ -46,6 +48,13 @@ def image(data: bytes) -> ImagePart:
 
 def user(text: str, *images: bytes) -> Message:
     return Message("user", [TextPart(text), *map(image, images)])
+
+
+def kept_in(blobs: BlobStore | None) -> PromptMedia:
+    return PromptMedia(BlobWriter(blobs), ProxyMetrics())
+
+
+UNSTORED = kept_in(None)
 
 
 class Rendering(NamedTuple):
@@ -83,7 +92,7 @@ class Session:
     """A claim, and what it wrote to its log."""
 
     has_positions: bool
-    media: PromptMedia = field(default_factory=lambda: PromptMedia(None))
+    media: PromptMedia = field(default_factory=lambda: UNSTORED)
     claim: ClaimState = field(default_factory=lambda: ClaimState(KEY))
     log: list[Completion] = field(default_factory=list)
 
@@ -281,7 +290,7 @@ async def test_an_image_is_stored_once_and_each_call_names_it(tmp_path: Path) ->
             return super().put(data)
 
     blobs = Counted(tmp_path)
-    session = Session(has_positions=True, media=PromptMedia(blobs))
+    session = Session(has_positions=True, media=kept_in(blobs))
     first = await session.ask([user("x", RED)], "one")
     second = await session.ask([user("x", RED), Message("assistant", "one"), user("y", BLUE)], "two")
     assert [one.media_type for one in second.media] == ["image/png"] * 2
@@ -292,14 +301,14 @@ async def test_an_image_is_stored_once_and_each_call_names_it(tmp_path: Path) ->
 
 async def test_without_a_store_the_digest_alone_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for media in (PromptMedia(None), PromptMedia(FolderBlobs(tmp_path / "file"))):
+    for media in (UNSTORED, kept_in(FolderBlobs(tmp_path / "file"))):
         call = await Session(has_positions=True, media=media).ask([user("x", RED)], "one")
         assert call.media == [Medium(sha256(RED).hexdigest(), position=2, media_type="image/png")]
 
 
 async def test_a_sound_is_recorded_as_one_and_is_no_image_of_the_same_bytes(tmp_path: Path) -> None:
     sound = AudioPart(AudioUrl(f"data:audio/wav;base64,{b64encode(RED).decode()}"))
-    session = Session(has_positions=True, media=PromptMedia(FolderBlobs(tmp_path)))
+    session = Session(has_positions=True, media=kept_in(FolderBlobs(tmp_path)))
     seen, heard = [await session.ask([Message("user", [TextPart("x"), part])], "one") for part in (image(RED), sound)]
     assert [(one.kind, one.media_type, one.position) for one in heard.media] == [("audio", "audio/wav", 2)]
     assert heard.media[0].blob == seen.media[0].blob
@@ -307,7 +316,14 @@ async def test_a_sound_is_recorded_as_one_and_is_no_image_of_the_same_bytes(tmp_
 
 
 @pytest.mark.parametrize(
-    "url", ["https://images.example.org/a.png", "data:image/png,red", "data:image/png;base64,ä", "data:"]
+    "url",
+    [
+        "https://images.example.org/a.png",
+        "data:image/png,red",
+        "data:image/png;base64,ä",
+        "data:image/png;base64,AAAA#BBBB",
+        "data:",
+    ],
 )
 async def test_an_image_whose_bytes_the_proxy_doesnt_have_is_unproven_and_masks_the_call(url: str) -> None:
     session = Session(has_positions=True)
@@ -316,7 +332,9 @@ async def test_an_image_whose_bytes_the_proxy_doesnt_have_is_unproven_and_masks_
     assert session.built().stats.masked_tokens == {"media_unknown": 4}
 
 
-@pytest.mark.parametrize(("media_type", "recorded"), [("image/" + "x" * 121, True), ("image/" + "x" * 10**6, False)])
+@pytest.mark.parametrize(
+    ("media_type", "recorded"), [("image/" + "x" * 58, True), ("image/" + "x" * 59, False), ("a b", False)]
+)
 def test_a_media_type_that_is_none_isn_t_recorded(media_type: str, recorded: bool) -> None:
     """It stands on each call of a trajectory, and an agent chooses it."""
     session = Session(has_positions=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from proxy import replay_store
+from proxy import blob_writer
+from proxy.blob_writer import BlobWriter
 from proxy.chat import Answer, Message, ReplayValue, Usage
 from proxy.metrics import ProxyMetrics
 from proxy.replay_store import ReplayStore
@@ -26,8 +27,10 @@ class HungBlobs(FolderBlobs):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.may_answer = threading.Event()
+        self.writes = 0
 
     def write(self, blob: BlobRef, chunks: Iterable[bytes]) -> None:
+        self.writes += 1
         self.may_answer.wait()
         super().write(blob, chunks)
 
@@ -45,7 +48,7 @@ def value(data: bytes) -> ReplayValue:
 
 async def test_a_reference_is_of_what_is_in_the_store(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path)
-    stored = await ReplayStore(blobs, ProxyMetrics()).stored(
+    stored = await ReplayStore(BlobWriter(blobs), ProxyMetrics()).stored(
         "c", answer(value(b"x"), lost={"sampling_mask": "missing"})
     )
     assert blobs.get(stored.stored["routed_experts"]) == b"x"
@@ -55,9 +58,9 @@ async def test_a_reference_is_of_what_is_in_the_store(tmp_path: Path) -> None:
 async def test_a_store_that_hangs_costs_a_call_its_deadline_and_the_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_store, "STORE_S", 0.05)
+    monkeypatch.setattr(blob_writer, "STORE_S", 0.05)
     blobs, metrics = HungBlobs(tmp_path), ProxyMetrics()
-    store = ReplayStore(blobs, metrics)
+    store = ReplayStore(BlobWriter(blobs), metrics)
     stored = await store.stored("c", answer(value(b"x")))
     assert (stored.stored, stored.uncaptured) == ({}, {"routed_experts": "unstored"})
     assert b'polar_proxy_uncaptured_total{field="routed_experts",reason="unstored"} 1.0' in metrics.text()
@@ -68,14 +71,14 @@ async def test_values_beyond_the_limit_on_memory_are_given_up_until_the_store_ha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after the deadline: the thread still holds the value."""
-    monkeypatch.setattr(replay_store, "STORE_S", 0.05)
-    monkeypatch.setattr(replay_store, "PENDING_BYTES", 5)
+    monkeypatch.setattr(blob_writer, "STORE_S", 0.05)
+    monkeypatch.setattr(blob_writer, "PENDING_BYTES", 5)
     blobs = HungBlobs(tmp_path)
-    store = ReplayStore(blobs, ProxyMetrics())
+    store = ReplayStore(writer := BlobWriter(blobs), ProxyMetrics())
     first, second = [await store.stored("c", answer(value(data))) for data in (b"xxxx", b"yyyy")]
     assert (first.uncaptured, second.uncaptured) == ({"routed_experts": "unstored"}, {"routed_experts": "busy"})
     blobs.may_answer.set()
-    await eventually(lambda: store.pending_bytes == 0)
+    await eventually(lambda: writer.pending_bytes == 0)
     assert (await store.stored("c", answer(value(b"zzzz")))).uncaptured == {}
 
 
@@ -83,7 +86,7 @@ async def test_a_value_that_can_not_be_converted_is_left_out(tmp_path: Path) -> 
     def encode() -> bytes:
         raise ReplayError("no array")
 
-    stored = await ReplayStore(FolderBlobs(tmp_path), ProxyMetrics()).stored(
+    stored = await ReplayStore(BlobWriter(FolderBlobs(tmp_path)), ProxyMetrics()).stored(
         "c", answer(ReplayValue("sampling_mask", 1, encode))
     )
     assert stored.uncaptured == {"sampling_mask": "malformed"}

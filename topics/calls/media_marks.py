@@ -45,6 +45,16 @@ def marked(ids: Ids, media: Sequence[Medium], start: int = 0) -> Ids:
     return np.insert(ids, np.repeat(places, MARKS), np.concatenate([marks_of(medium) for medium in media]))
 
 
+def first_tokens(media: Sequence[Medium], length: int) -> list[tuple[int, Medium]]:
+    """By medium, in the order of the marks: the index of the first token behind its marks. `length`: tokens of the marked prompt."""
+    if not media:
+        return []
+    ordered = sorted(media, key=place_of)
+    places = np.clip([place_of(medium) for medium in ordered], 0, length - MARKS * len(media))
+    marks = MARKS * np.searchsorted(places, places, side="right")
+    return list(zip((places + marks).tolist(), ordered, strict=True))
+
+
 def unmarked(tokens: Ids) -> Ids:
     """The token ids alone."""
     return tokens[tokens >= 0]

@@ -20,6 +20,7 @@ from consumers.token_tree.masks import Masked
 from consumers.token_tree.tree import grow
 from tests.consumers.token_tree.transcripts import build_record, completion, delta, tokens_of
 from topics.calls.delta import BLOCK, PromptIndex
+from topics.calls.media_marks import marks_of
 from topics.calls.resolver import DeltaError, Resolver
 from topics.types.building import Filters
 from topics.types.completion import Completion, Medium, TokenDelta
@@ -27,7 +28,8 @@ from topics.types.tokens import Ids, pack_ids
 from topics.types.trajectory import Trace, Trajectory, expand, path
 
 PLACEHOLDER = 9
-A, B = "aa", "bb"
+A, B, C = "00e59a", "010506", "cc"
+"""The first marks of A and B are equal: an agent finds such images in 2^16 tries."""
 
 Token = tuple[int, str | None]
 """A token id, and the content of the image that begins there."""
@@ -57,7 +59,7 @@ class FullCall:
 texts = st.lists(st.integers(0, 2).map(lambda one: ((one, None),)), max_size=3)
 images = st.builds(
     lambda content, size: ((PLACEHOLDER, content), *[(PLACEHOLDER, None)] * size),
-    st.sampled_from([A, B]),
+    st.sampled_from([A, B, C]),
     st.integers(0, 2),
 )
 pieces = st.lists(st.one_of(texts, texts, images.map(lambda one: [one])), max_size=3).map(
@@ -74,7 +76,7 @@ def conversations(draw: st.DrawFn) -> list[FullCall]:
         if draw(st.integers(0, 5)) and history:
             onto = draw(st.sampled_from(history))
             kept = draw(st.sampled_from([onto.full, onto.prompt, onto.full[: draw(st.integers(0, len(onto.full)))]]))
-            swap = draw(st.sampled_from([{}, {}, {A: B}]))
+            swap = draw(st.sampled_from([{}, {}, {A: B}, {A: C}]))
             prompt = tuple((token_id, swap.get(content or "", content)) for token_id, content in kept) + prompt
         sampled = tuple(draw(st.lists(st.integers(0, 2), max_size=3)))
         thread = draw(st.sampled_from([None, "x"]))
@@ -138,7 +140,10 @@ def test_a_trace_holds_the_tokens_and_the_images_of_each_call_that_it_trains(his
             assert expanded.token_ids.tolist() == [token_id for token_id, _ in history[leaf].full]
             assert media_of(trajectory, trace) == history[leaf].media
             for span in expanded.spans:
-                assert is_prefix(by_id[span.call.call_id].prompt, history[leaf].full)
+                call = by_id[span.call.call_id]
+                assert is_prefix(call.prompt, history[leaf].full)
+                read = [medium for medium in media_of(trajectory, trace) if (medium.position or 0) < len(call.prompt)]
+                assert read == call.media
 
 
 @settings(deadline=None, max_examples=60)
@@ -212,6 +217,21 @@ def test_two_prompts_that_differ_in_an_image_alone_are_two() -> None:
     ]
     assert trajectory.nodes[0].media == []
     assert tokens_of(trajectory.nodes[0].tokens) == [1], "shared up to the image"
+
+
+def test_images_whose_first_marks_are_equal_are_two() -> None:
+    assert marks_of(Medium(A))[0] == marks_of(Medium(B))[0]
+    for first, second in ((A, B), (B, A)):
+        trajectory = built(Written(two(first, second)).records)
+        assert [call.branch for call in trajectory.calls] == ["root", "media", None]
+        found = [[medium.digest for medium in media_of(trajectory, trace)] for trace in trajectory.traces]
+        assert found == [[second], [first]]
+
+
+def test_an_image_at_the_end_of_a_prompt_begins_with_the_answer() -> None:
+    call = completion("c0", delta([1]), [3, 4], media=[Medium(A, position=1)])
+    [trace] = (trajectory := built([call])).traces
+    assert media_of(trajectory, trace) == [Medium(A, position=1)]
 
 
 def test_two_prompts_with_one_image_are_one() -> None:

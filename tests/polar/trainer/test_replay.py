@@ -18,6 +18,7 @@ from consumers.builders.prefix_merging import PrefixMerging
 from polar.scripted.replay import experts_of, mask_of
 from polar.trainer.groups import Group
 from polar.trainer.replay import UNROUTED, Replay, drop_uncaptured
+from proxy.blob_writer import BlobWriter
 from proxy.chat import Message
 from proxy.replay_store import ReplayStore
 from tests.polar.trainer.trees import built
@@ -74,7 +75,9 @@ async def test_what_a_call_lost_its_next_call_has(tmp_path: Path) -> None:
     """But for the masks, which no other call has."""
     async with talking(returning(), tmp_path) as talk:
         for turn in range(3):
-            talk.store = ReplayStore(FolderBlobs(Path("/dev/null") if turn == 1 else tmp_path), talk.metrics)
+            talk.store = ReplayStore(
+                BlobWriter(FolderBlobs(Path("/dev/null") if turn == 1 else tmp_path)), talk.metrics
+            )
             await talk.say(f"turn {turn}")
     trajectory, replay = trajectory_of(talk), Replay(talk.blobs)
     [trace] = trajectory.expanded()
@@ -93,7 +96,7 @@ async def test_what_a_call_lost_its_next_call_has(tmp_path: Path) -> None:
 async def test_rows_that_the_last_call_lost_are_open(tmp_path: Path) -> None:
     async with talking(returning(), tmp_path) as talk:
         await talk.say("one")
-        talk.store = ReplayStore(FolderBlobs(Path("/dev/null")), talk.metrics)
+        talk.store = ReplayStore(BlobWriter(FolderBlobs(Path("/dev/null"))), talk.metrics)
         await talk.say("two")
     trajectory = trajectory_of(talk)
     [trace] = trajectory.expanded()

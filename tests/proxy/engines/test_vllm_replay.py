@@ -21,6 +21,7 @@ from polar.scripted.drift import Drift
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.replay import experts_of, mask_of
 from polar.scripted.scripts import Script, ScriptTurn, Variant
+from proxy.blob_writer import BlobWriter
 from proxy.capture import CallSpec, answered_record
 from proxy.chat import Answer, ChatRequest, Message
 from proxy.engines import vllm_replay
@@ -55,7 +56,7 @@ class Talk:
         self.sampling = sampling
         self.blobs = FolderBlobs(folder)
         self.metrics = ProxyMetrics()
-        self.store = ReplayStore(self.blobs, self.metrics)
+        self.store = ReplayStore(BlobWriter(self.blobs), self.metrics)
         self.claim = ClaimState(KeyClaims("t.0", 1, "c1", issued_at=0, expires_at=2**31, namespace="polar"))
         self.messages: list[Message] = []
         self.records: list[Completion] = []
@@ -85,7 +86,6 @@ async def talking(
     ):
         talk = Talk(engine, folder)
         yield talk
-        talk.store.stop()
 
 
 def returning(returns: frozenset[ReplayField] = BOTH) -> ScriptedEngine:
@@ -123,9 +123,9 @@ async def test_an_edited_history_begins_anew(tmp_path: Path) -> None:
 async def test_after_a_call_without_experts_all_rows_are_requested(tmp_path: Path) -> None:
     async with talking(returning(), tmp_path) as talk:
         (tmp_path / "file").touch()
-        talk.store = ReplayStore(FolderBlobs(tmp_path / "file"), talk.metrics)
+        talk.store = ReplayStore(BlobWriter(FolderBlobs(tmp_path / "file")), talk.metrics)
         await talk.say("one")
-        talk.store = ReplayStore(talk.blobs, talk.metrics)
+        talk.store = ReplayStore(BlobWriter(talk.blobs), talk.metrics)
         await talk.say("two")
     assert talk.records[0].uncaptured == {"routed_experts": "unstored", "sampling_mask": "unstored"}
     assert (talk.records[0].routed_experts, talk.records[0].sampling_mask) == (None, None)
@@ -194,10 +194,9 @@ async def test_what_is_not_as_it_should_be_is_left_out(
     """Three prompt tokens and three sampled ones: five rows."""
     rendered = RENDERED | {"sampling_params": {"top_k": 4}}
     server = Server(**{RENDER: rendered}, **generated(routed_experts=experts, sampling_mask=mask))
-    store = ReplayStore(FolderBlobs(tmp_path), ProxyMetrics())
+    store = ReplayStore(BlobWriter(FolderBlobs(tmp_path)), ProxyMetrics())
     async with served(server.answer, lambda url: VllmTokens(url, "m", capture=BOTH)) as engine:
         answer = await store.stored("c", await engine.complete(ChatRequest([Message("user", "hi")]), "t.0"))
-    store.stop()
     assert answer.uncaptured == lost
     assert set(answer.stored) == BOTH - set(lost)
 
