@@ -21,7 +21,6 @@ from topics.environment import blob_store
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.types.completion import ReplayField
-from topics.types.errors import InputError
 from topics.types.replay import RoutedExperts, SamplingMask, decode_experts, decode_mask, mask_of
 from topics.types.tokens import count
 from topics.types.trajectory import Call, Trajectory, path
