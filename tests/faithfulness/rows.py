@@ -122,15 +122,15 @@ class Truth:
                 ("publication", row.publications, publication),
                 ("temperature", row.temperatures, call.sampling.temperature),
             ):
-                found = wanted if column is None else column[position]
-                require(found == wanted, *at, "has the", name, found, "not", wanted)
+                named = wanted if column is None else column[position]
+                require(named == wanted, *at, "has the", name, named, "not", wanted)
             yield logprob
         if row.media is not None and last is not None:
             call, index = last
             read = call.whole[: len(call.prompt) + index + 1]
             seen = [(digest, at) for at, one in enumerate(read) for digest in images_of(one)]
-            found = [one for one in row.media if one[1] < len(read)]
-            require(found == seen, row.name, "has the images", found, "not", seen)
+            shown = [one for one in row.media if one[1] < len(read)]
+            require(shown == seen, row.name, "has the images", shown, "not", seen)
         require(
             row.names is None or not versions or row.names(versions), row.name, "names other versions than", versions
         )
