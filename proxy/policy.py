@@ -73,7 +73,7 @@ class VersionAttribution:
         publication = call.publication_of(version)
         if publication is None:
             return None
-        if publication.has_reused(version) and (
+        if publication.has_reused(version, engine) and (
             call.process is None or self._processes.serves(engine, call.process, publication)
         ):
             return None

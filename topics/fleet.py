@@ -5,8 +5,7 @@ Written by trainers, the control API and proxies; read from its beginning by pro
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -38,8 +37,17 @@ class Rollback(msgspec.Struct, frozen=True, array_like=True):
     version belong to an abandoned line: later weights aren't trained from them."""
 
     version: int
+    highest: int
+    """The highest version that was published before. Numbers above `version` and up to this one may name two weights; those above it are
+    new."""
     offset: int | None = None
     """Of the publication; None: of the record that holds this entry."""
+    engine: str | None = None
+    """Whose weights were rolled back; None: those of all engines."""
+
+    def concerns(self, version: int, engine: str) -> bool:
+        """Whether weights of this version on this engine are undone, if they were published before."""
+        return version > self.version and self.engine in (None, engine)
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, tag="policy_version", omit_defaults=True):
@@ -51,6 +59,8 @@ class PolicyVersion(msgspec.Struct, frozen=True, tag="policy_version", omit_defa
     """Name in the proxies' settings; None: all engines, replacing earlier versions of single engines."""
     rollbacks: list[Rollback] = []
     """The rollbacks so far, oldest first, without those that a later one implies: compaction removes their own records."""
+    last_known: int | None = None
+    """With an unknown version: the one before. A later version below it is a rollback."""
 
 
 class EngineProcess(msgspec.Struct, frozen=True, tag="engine_process", omit_defaults=True):
@@ -94,24 +104,27 @@ class Publication(NamedTuple):
     """Unix ms: timestamp of that record."""
     rollbacks: tuple[Rollback, ...] = ()
     """Those of its record, each with its offset."""
+    engine: str | None = None
+    """Whose weights; None: those of all engines."""
+    last_known: int | None = None
+    """As in the record."""
 
-    def has_abandoned(self, version: int, publication: int) -> bool:
-        """Whether weights of this version, published at this offset, belong to a line that a rollback has abandoned since."""
-        return any(version > rollback.version and publication < (rollback.offset or 0) for rollback in self.rollbacks)
+    @classmethod
+    def of(cls, record: PolicyVersion, offset: int, written_ms: int) -> Self:
+        """What a record at this offset published."""
+        rollbacks = [
+            each if each.offset is not None else msgspec.structs.replace(each, offset=offset)
+            for each in record.rollbacks
+        ]
+        return cls(record.version, offset, written_ms, tuple(rollbacks), record.engine, record.last_known)
 
-    def has_reused(self, version: int) -> bool:
-        """Whether the version may name other weights as well, which a rollback has abandoned."""
-        return any(version > rollback.version for rollback in self.rollbacks)
+    def has_abandoned(self, version: int, publication: int, engine: str) -> bool:
+        """Whether an engine's weights of this version, published at this offset, belong to a line that a rollback has abandoned since."""
+        return any(each.concerns(version, engine) and publication < (each.offset or 0) for each in self.rollbacks)
 
-
-def rollbacks_at(version: int | None, replaced: Collection[Publication]) -> list[Rollback]:
-    """The `rollbacks` of a record that publishes a version in place of these publications."""
-    earlier = {rollback.offset: rollback for publication in replaced for rollback in publication.rollbacks}
-    found = [earlier[offset] for offset in sorted(earlier, key=lambda offset: offset or 0)]
-    # After unknown weights nobody knows what was lost; an entry too many excludes no weights below it.
-    if version is not None and any(each.version is None or each.version > version for each in replaced):
-        found = [*(rollback for rollback in found if rollback.version < version), Rollback(version)]
-    return found[-KEPT_ROLLBACKS:]
+    def has_reused(self, version: int, engine: str) -> bool:
+        """Whether the version may name other weights of this engine as well, which a rollback has abandoned."""
+        return any(each.concerns(version, engine) and version <= each.highest for each in self.rollbacks)
 
 
 class FleetView:
@@ -130,12 +143,9 @@ class FleetView:
         `offset` and `written_ms`, its timestamp, are for readers of `policies` and `since_ms`.
         """
         match record:
-            case PolicyVersion(version=version, engine=engine):
-                rollbacks = tuple(
-                    each if each.offset is not None else Rollback(each.version, offset) for each in record.rollbacks
-                )
+            case PolicyVersion(engine=engine):
                 kept = {} if engine is None else self.policies
-                self.policies = {**kept, engine: Publication(version, offset, written_ms, rollbacks)}
+                self.policies = {**kept, engine: Publication.of(record, offset, written_ms)}
             case FleetState():
                 if not record.counts_after(self.state):
                     return False
@@ -145,6 +155,26 @@ class FleetView:
     def policy(self, engine: str | None) -> Publication | None:
         """What was published last for an engine, or for all (None). None: nothing was."""
         return self.policies.get(engine) or self.policies.get(None)
+
+    def replaced(self, engine: str | None) -> dict[str | None, Publication]:
+        """What a publication for one engine, or for all (None), replaces."""
+        if engine is None:
+            return self.policies
+        current = self.policy(engine)
+        return {} if current is None else {engine: current}
+
+    def publishing(self, version: int | None, engine: str | None = None) -> PolicyVersion:
+        """The record that publishes a version for one engine, or for all (None); a version of None: nobody knows it."""
+        replaced = self.replaced(engine).values()
+        before = [each.last_known if each.version is None else each.version for each in replaced]
+        last = max((each for each in before if each is not None), default=None)
+        # By offset: engines that were published for together have rollbacks in common.
+        rollbacks = sorted({each for one in replaced for each in one.rollbacks}, key=lambda each: each.offset or 0)
+        if version is not None and last is not None and last > version:
+            highest = max([last, *(each.highest for each in rollbacks)])
+            rollbacks = [each for each in rollbacks if each.version < version or engine not in (None, each.engine)]
+            rollbacks.append(Rollback(version, highest, engine=engine))
+        return PolicyVersion(version, engine, rollbacks[-KEPT_ROLLBACKS:], last if version is None else None)
 
     @property
     def generation(self) -> int:

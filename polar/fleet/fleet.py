@@ -24,11 +24,11 @@ from polar.fleet.errors import PausedByOtherError, PauseLostError, PauseTimeoutE
 from polar.fleet.heartbeat_watch import HeartbeatWatch
 from topics import fleet
 from topics.environment.settings import ENGINE_NAME, Settings, load
-from topics.fleet import FleetRecord, FleetState, FleetView, PolicyVersion, Publication, rollbacks_at
+from topics.fleet import FleetRecord, FleetState, FleetView, Publication
 from topics.log import admin, kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import new_worker_id
-from topics.log.producer import LogProducer, UnacknowledgedError
+from topics.log.producer import Ack, LogProducer, UnacknowledgedError
 from topics.types.errors import InputError, NotReadyError
 from topics.workers import Heartbeat
 
@@ -205,27 +205,19 @@ class Fleet:
                 "engine", engine, "no engine's name: lower-case letters, digits, dashes and underscores, at most 63"
             )
         await self.status()
-        for name, current in self._replaced(engine).items():
+        for name, current in self._view.replaced(engine).items():
             if current.version is not None and current.version > version and not force:
                 where = "the fleet" if name is None else f"engine {name}"
                 reason = f"{where} is at {current.version} already; --force (force=True) allows a lower version"
                 raise InputError("version", version, reason)
         return await self._publish(version, engine)
 
-    def _replaced(self, engine: str | None) -> dict[str | None, Publication]:
-        """What a publication for one engine, or for all, replaces."""
-        if engine is None:
-            return self._view.policies
-        current = self._view.policy(engine)
-        return {} if current is None else {engine: current}
-
     async def _publish(self, version: int | None, engine: str | None = None) -> Publication:
-        rollbacks = rollbacks_at(version, self._replaced(engine).values())
-        await self._write(PolicyVersion(version, engine, rollbacks))
-        await self.status()
-        published = self._view.policy(engine)
-        assert published is not None, "its record was read"
-        return published
+        record = self._view.publishing(version, engine)
+        ack = await self._write(record)
+        if ack.offset < 0:
+            raise NotReadyError("Kafka has the version and can't say at which offset: publish the version again")
+        return Publication.of(record, ack.offset, ack.timestamp)
 
     async def heartbeats(self) -> list[Heartbeat]:
         """The newest heartbeat of each live process. Raises NotReadyError."""
@@ -300,7 +292,7 @@ class Fleet:
         )
         state, is_theirs = mine, False
         for _ in range(TRIES):
-            offset = await self._write(state)
+            offset = (await self._write(state)).offset
             first = (await self.status()).state
             if offset not in self._late:
                 if is_theirs:
@@ -310,16 +302,15 @@ class Fleet:
             state = msgspec.structs.replace(first if is_theirs else mine, generation=first.generation + 1)
         raise PausedByOtherError("other clients keep changing the fleet's state; `polar fleet status` shows which")
 
-    async def _write(self, record: FleetRecord) -> int:
-        """The record's offset, once Kafka has acknowledged it. Raises NotReadyError."""
+    async def _write(self, record: FleetRecord) -> Ack:
+        """Raises NotReadyError."""
         try:
-            ack = await self._producer.send(fleet.TOPIC, record, key=fleet.key_of(record), deadline_s=SEND_S)
+            return await self._producer.send(fleet.TOPIC, record, key=fleet.key_of(record), deadline_s=SEND_S)
         except UnacknowledgedError as error:
             raise NotReadyError(
                 f"Kafka didn't acknowledge the change: {error}; it may still arrive (`polar fleet status`); "
                 "`polar fleet resume` ends a pause"
             ) from None
-        return ack.offset
 
     def _on_record(self, record: FleetRecord, envelope: kafka.Record) -> None:
         if not self._view.take(record, offset=envelope.offset, written_ms=envelope.timestamp):

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.trainer import stored
 from polar.trainer.groups import Group
 from topics.environment import blob_store
 from topics.environment.blobs import BlobStore
 from topics.environment.settings import Settings
 from topics.types.completion import ReplayField
-from topics.types.errors import InputError
-from topics.types.replay import ReplayError, RoutedExperts, SamplingMask, decode_experts, decode_mask, mask_of
+from topics.types.replay import RoutedExperts, SamplingMask, decode_experts, decode_mask, mask_of
 from topics.types.tokens import count
 from topics.types.trajectory import Call, Trajectory, path
 
@@ -41,7 +41,7 @@ class Replay:
         self._read: dict[str, RoutedExperts | SamplingMask] = {}
 
     @classmethod
-    def of(cls, settings: Settings) -> Replay:
+    def of(cls, settings: Settings) -> Self:
         """From the store that `POLAR_BLOBS` names. Raises NotReadyError if a bucket needs an extra that isn't installed."""
         return cls(blob_store.cached(settings))
 
@@ -93,13 +93,7 @@ class Replay:
             self._session_id, self._read = trajectory.session_id, {}
         if ref not in self._read:
             at = f"{field} of call {call.call_id} of {trajectory.session_id}"
-            try:
-                self._read[ref] = decode(self._blobs.get(ref))
-            except FileNotFoundError:
-                reason = f"{self._blobs.place} hasn't the {at}: name the proxies' store (POLAR_BLOBS), or train before it is deleted"
-                raise InputError(field, ref, reason) from None
-            except (ReplayError, ValueError) as error:
-                raise InputError(field, ref, f"the {at} can't be used: {error}") from None
+            self._read[ref] = stored.read(self._blobs, field, ref, at, decode)
         decoded: Decoded = self._read[ref]  # type: ignore[assignment]
         return decoded
 
@@ -130,7 +124,8 @@ def drop_uncaptured(group: Group, counts: Counter[str]) -> Group | None:
     """A rule that leaves out sessions with a call whose values weren't captured though its engine is set to, or are those of another prompt
     (`prompt_doubt`); reason `uncaptured`."""
     kept = [one for one in group.trajectories if not any(_is_lost(call) for call in one.calls)]
-    counts["uncaptured"] += len(group.trajectories) - len(kept)
+    if len(kept) < len(group.trajectories):
+        counts["uncaptured"] += len(group.trajectories) - len(kept)
     return msgspec.structs.replace(group, trajectories=kept) if kept else None
 
 

@@ -103,25 +103,28 @@ class Staleness:
             node = trajectory.nodes[index]
             assert node.call is not None, "a trained node has a call"
             first = above[index]
-            for weights in trajectory.calls[node.call].weights(first, first + count(node.tokens)):
-                reason = self._reason(weights, current)
+            call = trajectory.calls[node.call]
+            for weights in call.weights(first, first + count(node.tokens)):
+                reason = self._reason(weights, call.engine, current)
                 if reason is not None:
                     runs.append(StaleRun(index, weights.start - first, weights.end - first, reason))
         return runs
 
-    def _reason(self, weights: SameWeights, current: int | Publication) -> str | None:
+    def _reason(self, weights: SameWeights, engine: str, current: int | Publication) -> str | None:
         if weights.version is None:
             return self._unknown
         if not isinstance(current, Publication):
             return self._by_number(weights.version, current)
+        by_number = self._by_number(weights.version, _version(current))
+        if current.engine not in (None, engine):
+            return by_number
         if weights.publication is None:
-            by_number = self._by_number(weights.version, _version(current))
-            return by_number or (self._unknown if current.has_reused(weights.version) else None)
-        if current.has_abandoned(weights.version, weights.publication):
+            return by_number or (self._unknown if current.has_reused(weights.version, engine) else None)
+        if current.has_abandoned(weights.version, weights.publication, engine):
             return ABANDONED
         if weights.publication > current.offset and weights.version != current.version:
             return NEWER
-        return self._by_number(weights.version, _version(current))
+        return by_number
 
     def _by_number(self, version: int, current: int) -> str | None:
         if version > current:

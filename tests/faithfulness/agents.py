@@ -8,13 +8,13 @@ of the ways in which real templates and harnesses change them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import get_args
 
 from proxy.chat import PromptDoubt
 from tests.consumers.token_tree.transcripts import build_record
-from tests.faithfulness.lived import UNPROVEN, Lived, Read, Session, Version, ids_of, images_of
+from tests.faithfulness.lived import UNPROVEN, Lived, Published, Read, Session, Version, ids_of, images_of
 from tests.faithfulness.proxy_log import ProxyLog
 from topics.calls.delta import BLOCK
 from topics.types.completion import CallOutcome, Sampling
@@ -44,11 +44,22 @@ DAMAGE = ("gone", "base_missing", "invalid_tokens", "chain_differs", "invalid_lo
 
 @dataclass(frozen=True)
 class Served:
-    """How a group's calls are sampled: some trainers take only one mode and one temperature at a time."""
+    """How a group's calls are sampled: some trainers take only one mode and one temperature at a time, and by which weights."""
 
     modes: Sequence[str]
     """Of logprobs."""
     temperatures: Sequence[float]
+    published: list[Published] = field(default_factory=list)
+    """By the trainer, so far."""
+
+    def publish(self, random: Random, engine: str | None) -> Version:
+        """The next version as a rule; at times a lower one, and the numbers above it come again. Now and then the update breaks off."""
+        last = max([version for version, _ in self.published[-3:] if version is not None], default=0)
+        lower = random.randrange(last + 1)
+        version = random.choice([last, lower, lower, *[last + 1] * 5])
+        is_interrupted = engine is None and len(self.published) > 0 and random.random() < 0.1
+        self.published.append((None if is_interrupted else version, engine))
+        return (None, None) if is_interrupted else (version, len(self.published) - 1)
 
 
 def served(random: Random) -> Served:
@@ -97,7 +108,6 @@ class _Agent:
         self._log = ProxyLog(random, session_id, knows_places=self._knows_places)
         self._conversations: list[_Conversation] = []
         self._threads = 0
-        self._publications = 0
         self._weights: dict[str, Version] = dict.fromkeys(ENGINES, (None, None))
 
     def lived(self, index: int, samples: int) -> Session:
@@ -226,15 +236,12 @@ class _Agent:
         conversation.realigned = self._random.randrange(1, 3) if way == "realigned" else 0
 
     def _publish(self) -> None:
-        """New weights, older ones again, or an engine that was started anew and names none."""
-        for engine in ENGINES:
-            if self._random.random() < 0.6:
-                self._weights[engine] = (None, None) if self._random.random() < 0.15 else self._published()
-
-    def _published(self) -> Version:
-        """A version, in whatever order, and its publication."""
-        self._publications += 1
-        return self._random.randrange(4), self._publications
+        """New weights of an engine or of all, or an engine that was started anew and names none."""
+        if self._random.random() < 0.15:
+            self._weights[self._random.choice(ENGINES)] = None, None
+        engine = self._random.choice([None, None, *ENGINES])
+        published = self._served.publish(self._random, engine)
+        self._weights |= dict.fromkeys(ENGINES if engine is None else [engine], published)
 
     # Calls
 
@@ -311,7 +318,7 @@ class _Agent:
         if tokens < 2 or self._weights[engine][0] is None or self._random.random() > 0.15:
             return versions
         for cut in sorted(self._random.sample(range(1, tokens), min(2, tokens - 1))):
-            self._weights[engine] = self._published()
+            self._weights[engine] = self._served.publish(self._random, engine)
             versions[cut:] = [self._weights[engine]] * (tokens - cut)
         return versions
 

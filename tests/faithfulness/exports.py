@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -10,8 +10,9 @@ from polar.trainer.exporters import nemo, prime_rl, skyrl, slime, trl, verl
 from polar.trainer.exporters.segments import rewarded
 from polar.trainer.groups import Group
 from polar.trainer.packing import pack
-from polar.trainer.rows import UNKNOWN, grpo
+from polar.trainer.rows import UNKNOWN, Versions, grpo
 from tests.faithfulness.rows import Row
+from topics.types.completion import Medium
 
 ROOM = 20_000
 """Tokens of a batch: more than any row has."""
@@ -32,19 +33,41 @@ def _oldest(reported: int, versions: set[int | None]) -> bool:
     return reported == min(UNKNOWN if version is None else version for version in versions)
 
 
+def _known(column: Versions) -> list[int | None]:
+    return [None if one == UNKNOWN else one for one in column.tolist()]
+
+
+def _places(media: Sequence[Medium]) -> list[tuple[str, int]]:
+    return [(medium.digest, medium.position or 0) for medium in media]
+
+
 def sdk_rows(group: Group) -> Iterator[Row]:
     for row in grpo(group):
-        versions = [None if version == UNKNOWN else version for version in row.policy_versions.tolist()]
-        yield Row("sdk", row.token_ids.tolist(), row.loss_mask.tolist(), row.logprobs.tolist(), versions)
+        yield Row(
+            "sdk",
+            row.token_ids.tolist(),
+            row.loss_mask.tolist(),
+            row.logprobs.tolist(),
+            _known(row.policy_versions),
+            _known(row.publications),
+            _places(row.media),
+        )
 
 
 def batches(group: Group) -> Iterator[Row]:
     for batch in pack(grpo(group), ROOM):
         ids, mask, logprobs = batch.token_ids.tolist(), batch.loss_mask.tolist(), batch.logprobs.tolist()
-        versions = [None if version == UNKNOWN else version for version in batch.policy_versions.tolist()]
-        edges = batch.cu_seqlens.tolist()
-        for start, end in pairwise(edges):
-            yield Row("batch", ids[start:end], mask[start:end], logprobs[start:end], versions[start:end])
+        versions, publications = _known(batch.policy_versions), _known(batch.publications)
+        for (start, end), media in zip(pairwise(batch.cu_seqlens.tolist()), batch.media, strict=True):
+            yield Row(
+                "batch",
+                ids[start:end],
+                mask[start:end],
+                logprobs[start:end],
+                versions[start:end],
+                publications[start:end],
+                _places(media),
+            )
 
 
 def slime_samples(group: Group) -> Iterator[Row]:
@@ -113,7 +136,9 @@ def trl_rollouts(group: Group) -> Iterator[Row]:
 
 def prime_rl_samples(group: Group) -> Iterator[Row]:
     for sample in prime_rl.training_samples(group, env_name="t"):
-        yield Row("prime-rl", sample.token_ids, sample.mask, sample.logprobs)
+        # The logits at an index predict the next token.
+        temperatures = [None, *sample.temperatures[:-1]]
+        yield Row("prime-rl", sample.token_ids, sample.mask, sample.logprobs, temperatures=temperatures)
 
 
 def skyrl_rows(group: Group) -> Iterator[Row]:

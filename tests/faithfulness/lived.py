@@ -11,6 +11,8 @@ from topics.types.completion import CallOutcome, Completion, Sampling
 
 Version = tuple[int | None, int | None]
 """Policy version and the publication that announced it; None: unknown."""
+Published = tuple[int | None, str | None]
+"""A publication: its version (None: an update was interrupted) and its engine (None: all). Its offset is its place in a list."""
 Read = int | tuple[int, *tuple[str, ...]]
 """What a model reads in one place: a token, or a token with the digests of the images that begin there."""
 

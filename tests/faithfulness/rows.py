@@ -10,11 +10,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.faithfulness.lived import Lived, Session, ids_of
+from tests.faithfulness.lived import Lived, Published, Session, Version, ids_of, images_of
 from topics.types.trajectory import Trajectory
 
 Token = tuple[Lived, int]
 """A sampled token: its call, and its index among the tokens that the call sampled."""
+
+
+def is_fresh(weights: Version, engine: str, published: Sequence[Published], limit: int) -> bool:
+    """Whether an engine's weights are on the line of those that were published last, and at most `limit` versions older.
+
+    They are on it if none of a lower version was published for their engine since. What is published for another engine alone has a number,
+    and no line for this one.
+    """
+    (version, offset), (newest, newest_engine) = weights, published[-1]
+    if version is None or offset is None or newest is None or not newest - limit <= version <= newest:
+        return False
+    since = [each for each, whose in published[offset + 1 :] if whose in (None, engine) and each is not None]
+    return newest_engine not in (None, engine) or all(each >= version for each in since)
 
 
 class UnfaithfulError(AssertionError):
@@ -37,6 +50,12 @@ class Row:
     logprobs: Sequence[float]
     versions: list[int | None] | None = None
     """None: the format has no version for each token."""
+    publications: list[int | None] | None = None
+    """None: the format has none."""
+    media: list[tuple[str, int]] | None = None
+    """Digest and place of each image; None: the format has none, or refuses them."""
+    temperatures: Sequence[float | None] | None = None
+    """By which the logits that predict each token are divided; None: the format has none."""
     names: Callable[[set[int | None]], bool] | None = None
     """Whether what the format says of the row's versions fits those of its trained tokens; None: it says nothing."""
 
@@ -51,6 +70,15 @@ class Truth:
             for call in session.calls
             for index, logprob in enumerate(call.logprobs)
         }
+
+    def fresh(self, logprobs: Iterable[float], published: Sequence[Published], limit: int) -> list[float]:
+        """Those of the tokens that are fresh for a trainer with the weights that were published last."""
+        tokens = {logprob: self._tokens[logprob] for logprob in logprobs}
+        return [
+            logprob
+            for logprob, (call, index) in tokens.items()
+            if is_fresh(call.versions[index], call.engine, published, limit)
+        ]
 
     def check(self, rows: Iterable[Row], wanted: Iterable[float]) -> None:
         """Each of the `wanted` tokens (by their logprobs) is trained in these rows, and no other token is; and as `trained`."""
@@ -73,6 +101,7 @@ class Truth:
     def _of_row(self, row: Row) -> Iterator[float]:
         versions: set[int | None] = set()
         before: Token | None = None
+        last: Token | None = None
         for position, (is_trained, logprob) in enumerate(zip(row.is_trained, row.logprobs, strict=True)):
             if not is_trained:
                 require(logprob == 0, row.name, position, "has a logprob, and isn't trained")
@@ -85,12 +114,23 @@ class Truth:
             require(row.tokens[position] == call.sampled[index], *at, "has another token's logprob")
             if before != (call, index - 1):  # otherwise its prefix is that of the token before, and that token
                 require(row.tokens[:position] == ids_of(call.whole[:position]), *at, "has another prefix")
-            before = call, index
-            version, _ = call.versions[index]
+            before = last = call, index
+            version, publication = call.versions[index]
             versions.add(version)
-            named = version if row.versions is None else row.versions[position]
-            require(named == version, *at, "has the version", named, "not", version)
+            for name, column, wanted in (
+                ("version", row.versions, version),
+                ("publication", row.publications, publication),
+                ("temperature", row.temperatures, call.sampling.temperature),
+            ):
+                named = wanted if column is None else column[position]
+                require(named == wanted, *at, "has the", name, named, "not", wanted)
             yield logprob
+        if row.media is not None and last is not None:
+            call, index = last
+            read = call.whole[: len(call.prompt) + index + 1]
+            seen = [(digest, at) for at, one in enumerate(read) for digest in images_of(one)]
+            shown = [one for one in row.media if one[1] < len(read)]
+            require(shown == seen, row.name, "has the images", shown, "not", seen)
         require(
             row.names is None or not versions or row.names(versions), row.name, "names other versions than", versions
         )

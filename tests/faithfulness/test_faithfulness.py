@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from random import Random
 from typing import Any
@@ -19,13 +19,15 @@ from consumers.builders.prefix_merging import PrefixMerging
 from consumers.token_tree.branches import Branch, Drift
 from consumers.token_tree.masks import FILTERS, Masked
 from polar.trainer.groups import Group
+from polar.trainer.staleness import REASONS, Staleness
 from tests.faithfulness.agents import KINDS, served, session
 from tests.faithfulness.exports import FORMATS, trl_rollouts
-from tests.faithfulness.lived import Session
+from tests.faithfulness.lived import Published, Session
 from tests.faithfulness.oracle import check_trajectory
 from tests.faithfulness.rows import Row, Truth, UnfaithfulError, plain_rows, trained_logprobs
 from topics import completions, trajectories
 from topics.contract.codec import encode
+from topics.fleet import FleetView
 from topics.types.building import Filters
 from topics.types.completion import Completion
 from topics.types.errors import InputError
@@ -84,6 +86,25 @@ def is_simple(group: Group) -> bool:
     return all(len(one.traces) <= 1 for one in group.trajectories) and len(ways) <= 1 and not has_extras
 
 
+def check_staleness(random: Random, group: Group, truth: Truth, published: Sequence[Published]) -> Counter[str]:
+    """Of the tokens that the group trains, `Staleness` leaves those that are fresh. Returns what it counts."""
+    # A trainer whose update broke off has the weights before.
+    published = published[: max(at for at, (version, _) in enumerate(published) if version is not None) + 1]
+    view = FleetView()
+    for offset, one in enumerate(published):
+        view.take(view.publishing(*one), offset=offset)
+    current = view.policies[published[-1][1]]
+    limit, by_reward = random.randrange(4), any(reward is not None for reward in group.rewards)
+    counts: Counter[str] = Counter()
+    kept = Staleness(lambda: current, limit, drop="token")(group, counts)
+    before, after = (
+        [row for one in ([] if each is None else each.trajectories) for row in plain_rows(one, rewarded=by_reward)]
+        for each in (group, kept)
+    )
+    truth.check(after, truth.fresh(trained_logprobs(before), published, limit))
+    return counts
+
+
 def check_group(seed: int) -> int:
     """Raises UnfaithfulError if any of the group's tokens isn't what it should be; returns the number of sessions."""
     random = Random(seed)
@@ -100,6 +121,7 @@ def check_group(seed: int) -> int:
         rewarded = trained_logprobs(row for trajectory in made for row in plain_rows(trajectory, rewarded=True))
         group = Group("t", made)
         truth.trained(exported(trl_rollouts, group) or [])
+        check_staleness(random, group, truth, how.published)
         for name, rows_of in FORMATS.items():
             if (rows := exported(rows_of, group)) is not None:
                 try:
@@ -120,11 +142,15 @@ def test_every_trained_token_is_as_it_was_sampled_and_every_other_has_a_reason()
 
 
 def test_the_sessions_have_every_case() -> None:
-    """Of branches, drift and reasons, but for those of filters, which only some settings use."""
+    """Of branches, drift, ages and reasons, but for those of filters, which only some settings use."""
     found: Counter[str] = Counter()
     for seed in range(300):
         random = Random(seed)
-        lived = session(random, count(1), served(random))
-        stats = built(lived, PrefixMerging()).stats
+        how = served(random)
+        lived = session(random, count(1), how)
+        made = built(lived, PrefixMerging())
+        stats = made.stats
         found.update([*stats.branches, *stats.drift, *stats.masked_tokens])
-    assert {*Branch, *Drift, *Masked} - FILTERS - {Masked.NO_TRACE} - found.keys() == set()
+        found.update(check_staleness(random, Group("t", [made]), Truth([lived]), how.published))
+    ages = {f"{reason}_token" for reason in REASONS}
+    assert ({*Branch, *Drift, *Masked} - FILTERS - {Masked.NO_TRACE} | ages) - found.keys() == set()

@@ -13,7 +13,7 @@ from proxy.engines.process import Process
 from proxy.fleet import EngineCall, Fleet
 from proxy.metrics import ProxyMetrics
 from proxy.policy import VersionAttribution
-from topics.fleet import EngineProcess, FleetView, PolicyVersion, rollbacks_at
+from topics.fleet import EngineProcess, FleetView
 from topics.types.completion import PolicySpan
 
 SAMPLED = Answer(Message("assistant", "hi"), "stop", Usage(1, 2), b"\1\0\0\0", b"\2\0\0\0" * 2, b"\0" * 8, "m")
@@ -43,7 +43,7 @@ class Sampled:
             self.publish(version)
 
     def publish(self, version: int | None) -> None:
-        record = PolicyVersion(version, rollbacks=rollbacks_at(version, self._view.policies.values()))
+        record = self._view.publishing(version)
         self._view.take(record, offset=self._offset)
         self.fleet.apply(record, self._offset, PUBLISHED_MS + 1000 * self._offset)
         self._offset += 1

@@ -24,6 +24,7 @@ from polar.trainer.exporters.segments import refuse_media, segment_of
 from polar.trainer.groups import Group
 from polar.trainer.replay import Replay
 from polar.trainer.rows import grpo
+from topics.types.completion import Sampling
 from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory, expand
 
@@ -81,8 +82,11 @@ def training_samples(
     """
     if env_name == RESERVED:
         raise InputError("env_name", env_name, "is reserved by prime-rl: name the environment")
-    if unknown_temperature is not None and unknown_temperature <= 0:
-        raise InputError("unknown_temperature", unknown_temperature, "must be above 0: prime-rl divides logits by it")
+    if Sampling(temperature=unknown_temperature).greedy:
+        reason = (
+            "is greedy, and prime-rl divides logits by it: leave unknown temperatures out, by expect(temperature=…)"
+        )
+        raise InputError("unknown_temperature", unknown_temperature, reason)
     require_alike(group.trajectories, one_temperature=False)
     rows = grpo(group, by_deviation=by_deviation, leave_one_out=leave_one_out)
     for row in rows:
@@ -116,7 +120,7 @@ def _temperatures(trajectory: Trajectory, trace: int, unknown: float | None) -> 
         if temperature is None:
             reason = f"call {span.call.call_id} set none: pass unknown_temperature=…, the engine's default"
             raise InputError("temperature", None, reason)
-        if temperature <= 0:
+        if Sampling(temperature=temperature).greedy:
             reason = f"call {span.call.call_id} is greedy, and prime-rl divides logits by it: leave {trajectory.session_id} out"
             raise InputError("temperature", temperature, reason)
         found[max(0, span.start - 1) : span.end - 1] = temperature

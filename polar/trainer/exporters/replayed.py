@@ -1,4 +1,4 @@
-"""Shared by the exporters: routed experts and sampling masks of a segment, whole or refused.
+"""Shared by the exporters: routed experts and sampling masks of a segment, whole or refused, and of all rows or none.
 
 A session whose engine captured a value gives it for all its segments; one whose engine didn't gives none. Trainers take no gaps: they would
 replay expert 0, or a whole vocabulary. So a segment that lacks part of a captured value raises InputError, and `drop_uncaptured`
@@ -8,6 +8,8 @@ replay expert 0, or a whole vocabulary. So a segment that lacks part of a captur
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from topics.types.completion import ReplayField
 from topics.types.errors import InputError
 from topics.types.replay import SamplingMask
 from topics.types.trajectory import Call, Trajectory
+
+Value = TypeVar("Value", Experts, SamplingMask)
 
 
 def routed_experts(replay: Replay | None, trajectory: Trajectory, segment: Segment) -> Experts | None:
@@ -45,6 +49,19 @@ def response_mask(replay: Replay | None, trajectory: Trajectory, segment: Segmen
         raise _incomplete(trajectory, segment, "sampling_mask", gaps, int(trained.sum()))
     offsets = found.offsets[segment.prompt_length :]
     return SamplingMask(found.token_ids[offsets[0] :], offsets - offsets[0])
+
+
+def of_all(rows: Sequence[tuple[Trajectory, Value | None]], field: ReplayField) -> list[Value] | None:
+    """The values of rows, each with its session; None if no row has one. Raises InputError if only some have."""
+    found = [value for _, value in rows if value is not None]
+    without = [trajectory.session_id for trajectory, value in rows if value is None]
+    if found and without:
+        reason = (
+            f"{len(without)} of {len(rows)} rows are of sessions without {field}, and the trainer takes all rows' or none: "
+            "leave these sessions out, or export without replay"
+        )
+        raise InputError("groups", without[0], reason)
+    return found or None
 
 
 def with_last_row(experts: Experts, fill: NDArray[np.int16] | int) -> Experts:

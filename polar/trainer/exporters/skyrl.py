@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from polar.trainer.exporters.alike import require_alike
-from polar.trainer.exporters.replayed import routed_experts
+from polar.trainer.exporters.replayed import of_all, routed_experts
 from polar.trainer.exporters.segments import one_reward, rewarded
 from polar.trainer.groups import Group
 from polar.trainer.replay import Replay
-from topics.types.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,7 @@ def generator_output(groups: Sequence[Group], *, replay: Replay | None = None) -
     ]
     rewards = {trajectory.session_id: reward for trajectory, _, reward in sessions}
     rows = [(trajectory, segment, segment is parts[-1]) for trajectory, parts, _ in sessions for segment in parts]
-    experts = [routed_experts(replay, trajectory, segment) for trajectory, segment, _ in rows]
-    without = [trajectory.session_id for (trajectory, *_), found in zip(rows, experts, strict=True) if found is None]
-    if without and len(without) < len(rows):
-        reason = (
-            f"{len(without)} of {len(rows)} rows are of sessions without routed experts, and SkyRL takes all or none"
-        )
-        raise InputError("groups", without[0], reason)
+    experts = [(trajectory, routed_experts(replay, trajectory, segment)) for trajectory, segment, _ in rows]
     return {
         "prompt_token_ids": [segment.prompt_ids for _, segment, _ in rows],
         "response_ids": [segment.response_ids for _, segment, _ in rows],
@@ -67,7 +60,7 @@ def generator_output(groups: Sequence[Group], *, replay: Replay | None = None) -
         "trajectory_ids": [TrajectoryID(trajectory.task_id, trajectory.sample_index) for trajectory, _, _ in rows],
         "trajectory_generation_times": None,
         "trajectory_time_splits": None,
-        "rollout_expert_indices": None if without else experts,
+        "rollout_expert_indices": of_all(experts, "routed_experts"),
         "is_last_step": [is_last for _, _, is_last in rows],
         "env_metrics": None,
         "pixel_values": None,

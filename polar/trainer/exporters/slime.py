@@ -8,17 +8,18 @@ slime's reward normalisation counts rows instead of rollouts: if rollouts have s
 
 `rollout_routed_experts` has a row for each token but the last, of all layers (`slime/backends/megatron_utils/cp_utils.py`). The tokens of
 `rollout_top_p_token_ids` between two `rollout_top_p_token_offsets` are those that truncation left in the place of a token of the response.
+slime looks at a batch's first sample alone to tell whether there are any (`slime/ray/rollout.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from polar.trainer.exporters.alike import require_alike
-from polar.trainer.exporters.replayed import response_mask, routed_experts
+from polar.trainer.exporters.replayed import of_all, response_mask, routed_experts
 from polar.trainer.exporters.segments import Load, Segment, loaded, one_reward, segments
 from polar.trainer.groups import Group
 from polar.trainer.replay import Replay
@@ -54,17 +55,19 @@ def samples(
     is always the trace's reward. Raises InputError for a sample whose calls have different rewards, and with `advantages` for calls that
     have another reward than their trace. `load` returns the images of rows that have any, for `multimodal_inputs`; without it such a row
     raises InputError.
-    With `replay`, samples have the routed experts and the sampling masks that were captured; raises InputError as `replayed.py` says.
+    With `replay`, samples have the routed experts and the sampling masks that were captured; raises InputError as `replayed.py` says,
+    and for sessions of which only some have these values.
     """
     require_alike(group.trajectories)
     scores = group.rewards if advantages is None else advantages
-    found = []
+    rollouts: list[tuple[Trajectory, list[Segment], list[dict[str, Any]]]] = []
     for index, (trajectory, score) in enumerate(zip(group.trajectories, scores, strict=True), first_index):
         if trajectory.reward is not None and score is not None and (rows := segments(trajectory, with_media=True)):
             advantage = None if advantages is None else score
             made = [_sample(trajectory, row, group_index, index, advantage, load) for row in rows]
-            found.append([one | _replayed(replay, trajectory, row) for one, row in zip(made, rows, strict=True)])
-    return found
+            rollouts.append((trajectory, rows, made))
+    replayed = _replayed(replay, [(trajectory, row) for trajectory, rows, _ in rollouts for row in rows])
+    return [[one | next(replayed) for one in made] for _, _, made in rollouts]
 
 
 def _sample(
@@ -93,9 +96,15 @@ def _sample(
     }
 
 
-def _replayed(replay: Replay | None, trajectory: Trajectory, segment: Segment) -> dict[str, Any]:
-    """int32 arrays, as slime gets them from its own engine."""
-    experts, mask = routed_experts(replay, trajectory, segment), response_mask(replay, trajectory, segment)
-    return ({} if experts is None else {"rollout_routed_experts": experts.astype(np.int32)}) | (
-        {} if mask is None else {"rollout_top_p_token_ids": mask.token_ids, "rollout_top_p_token_offsets": mask.offsets}
-    )
+def _replayed(replay: Replay | None, rows: Sequence[tuple[Trajectory, Segment]]) -> Iterator[dict[str, Any]]:
+    """By row: int32 arrays, as slime gets them from its own engine."""
+    experts = of_all([(each, routed_experts(replay, each, row)) for each, row in rows], "routed_experts")
+    masks = of_all([(each, response_mask(replay, each, row)) for each, row in rows], "sampling_mask")
+    for at in range(len(rows)):
+        fields: dict[str, Any] = {}
+        if experts is not None:
+            fields["rollout_routed_experts"] = experts[at].astype(np.int32)
+        if masks is not None:
+            fields["rollout_top_p_token_ids"] = masks[at].token_ids
+            fields["rollout_top_p_token_offsets"] = masks[at].offsets
+        yield fields

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.trainer.exporters.alike import require_alike
-from polar.trainer.exporters.replayed import routed_experts
+from polar.trainer.exporters.replayed import of_all, routed_experts
 from polar.trainer.exporters.segments import Load, Segment, loaded, one_reward, rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.replay import Experts, Replay
@@ -77,8 +77,8 @@ def data_proto(
     """A batch of all rows with `advantages` and `returns`, which replace verl's own computation: per rollout, or per call with a reward.
 
     Raises InputError for a prompt or response over its length, for a row with images, if no row is left, and for an unknown version as
-    `agent_loop_outputs`; with `replay` as `replayed.py` says, and for sessions of which
-    only some have routed experts.
+    `agent_loop_outputs`; with `replay` as `replayed.py` says, and for sessions of which only some
+    have routed experts.
     """
     require_alike(trajectory for group in groups for trajectory in group.trajectories)
     rows = [
@@ -100,23 +100,15 @@ def data_proto(
     ]
     parts = [segment for _, segment in rows]
     tensors = _tensors(parts, returns, prompt_length, response_length, pad_token_id)
-    experts = [routed_experts(replay, trajectory, segment) for trajectory, segment in rows]
-    replayed = _replayed(_all_experts(experts, parts, prompt_length, prompt_length + response_length))
-    return DataProto(tensors | replayed, _names(rows, unknown_version), {})
+    experts = of_all([(each, routed_experts(replay, each, segment)) for each, segment in rows], "routed_experts")
+    padded = None if experts is None else _all_experts(experts, parts, prompt_length, prompt_length + response_length)
+    return DataProto(tensors | _replayed(padded), _names(rows, unknown_version), {})
 
 
-def _all_experts(
-    experts: Sequence[Experts | None], parts: Sequence[Segment], prompt_length: int, width: int
-) -> Experts | None:
-    """int16 [rows, width, layers, top_k], zeros where there is no token. Raises InputError unless all rows have experts, or none."""
-    found = [one for one in experts if one is not None]
-    if not found:
-        return None
-    if len(found) < len(experts):
-        reason = "rows are of sessions with routed experts; verl takes them of all rows or of none"
-        raise InputError("replay", f"{len(found)} of {len(experts)}", reason)
-    made = np.zeros((len(found), width, *found[0].shape[1:]), dtype=np.int16)
-    for row, one, segment in zip(made, found, parts, strict=True):
+def _all_experts(experts: Sequence[Experts], parts: Sequence[Segment], prompt_length: int, width: int) -> Experts:
+    """int16 [rows, width, layers, top_k], zeros where there is no token."""
+    made = np.zeros((len(experts), width, *experts[0].shape[1:]), dtype=np.int16)
+    for row, one, segment in zip(made, experts, parts, strict=True):
         start = prompt_length - segment.prompt_length
         row[start : start + len(one)] = one
     return made

@@ -83,7 +83,7 @@ async def test_a_number_that_is_used_again_after_a_rollback_is_another_publicati
     assert recorded == [(each.version, each.offset) for each in publications]
     assert len(set(recorded)) == 4
     first, undone, back, newest = publications
-    assert [newest.has_abandoned(each.version or 0, each.offset) for each in publications] == [
+    assert [newest.has_abandoned(each.version or 0, each.offset, "default") for each in publications] == [
         False,
         True,
         False,
@@ -91,7 +91,14 @@ async def test_a_number_that_is_used_again_after_a_rollback_is_another_publicati
     ]
     async with Fleet(bench.settings) as restarted:
         assert (await restarted.publish(7)).rollbacks == newest.rollbacks == back.rollbacks != first.rollbacks
-        assert (await restarted.publish(7, "default")).has_abandoned(6, undone.offset)
+        assert (await restarted.publish(7, "default")).has_abandoned(6, undone.offset, "default")
+
+
+async def test_of_versions_published_at_once_each_publisher_gets_its_own(bench: Bench) -> None:
+    async with Fleet(bench.settings) as one, Fleet(bench.settings) as two:
+        for version in range(0, 20, 2):
+            found = await asyncio.gather(one.publish(version, force=True), two.publish(version + 1, force=True))
+            assert [each.version for each in found] == [version, version + 1]
 
 
 async def test_calls_that_do_not_end_fail_the_pause_and_the_fleet_runs_again(

@@ -201,7 +201,10 @@ def test_rows_of_another_model_are_left_out(tmp_path: Path) -> None:
 def test_a_blob_that_is_gone_is_named_with_the_way_out(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path / "here")
     trajectory = two_calls(blobs, RoutedExperts(rows(11, 12, 13)), None)
-    with pytest.raises(InputError, match=r"routed_experts of call c0 of t\.0: name the proxies' store \(POLAR_BLOBS\)"):
+    with pytest.raises(
+        InputError,
+        match=r"^routed_experts: \S+ hasn't the routed_experts of call c0 of t\.0: name the proxies' store \(POLAR_BLOBS\)",
+    ):
         Replay(FolderBlobs(tmp_path / "elsewhere")).routed_experts(trajectory, 0)
 
 

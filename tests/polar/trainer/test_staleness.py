@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations
 from typing import Literal
 
 import pytest
@@ -17,7 +17,7 @@ from polar.trainer.groups import Group
 from polar.trainer.staleness import REASONS, Staleness
 from tests.polar.trainer.trees import built, groups, tallied, trained_tokens, versions_of
 from tests.polar.trainer.writing import trajectory
-from topics.fleet import FleetView, PolicyVersion, Publication, rollbacks_at
+from topics.fleet import FleetView, PolicyVersion, Publication
 from topics.types.errors import InputError
 from topics.types.tokens import count, pack_ids, pack_logprobs, unpack_ids
 from topics.types.trajectory import ROOT, Call, Node, Trajectory
@@ -165,9 +165,9 @@ def test_how_old_a_trace_is_that_takes_no_reward_is_all_the_same(drop: Drop) -> 
     assert counts["stale_group"] == 1
 
 
-def call(index: int, version: int | None, publication: int | None = None) -> Call:
+def call(index: int, version: int | None, publication: int | None = None, engine: str = "default") -> Call:
     made = Call(f"c{index}", "main", "answered", "openai_chat", index, index + 1)
-    return replace(made, policy_version=version, publication=publication)
+    return replace(made, policy_version=version, publication=publication, engine=engine)
 
 
 Published = tuple[int | None, int | None]
@@ -175,18 +175,22 @@ Published = tuple[int | None, int | None]
 
 
 def published(versions: Sequence[int]) -> list[Publication]:
-    """The publications of a trainer, at offsets from 0 on; as the newest record alone tells them."""
-    found: list[Publication] = []
-    for offset, version in enumerate(versions):
-        view = FleetView()
-        view.take(PolicyVersion(version, None, rollbacks_at(version, found[-1:])), offset=offset)
-        found.append(view.policies[None])
+    """The publications of a trainer for all engines, at offsets from 0 on."""
+    return publications([(version, None) for version in versions])
+
+
+def publications(published: Sequence[tuple[int, str | None]]) -> list[Publication]:
+    """Those of versions for an engine, or for all, at offsets from 0 on."""
+    view, found = FleetView(), []
+    for offset, (version, engine) in enumerate(published):
+        view.take(view.publishing(version, engine), offset=offset)
+        found.append(view.policies[engine])
     return found
 
 
-def sampled_by(weights: Sequence[Published]) -> Group:
-    """A session with a token for each of these weights."""
-    calls = [call(at, *each) for at, each in enumerate(weights)]
+def sampled_by(weights: Sequence[Published], engine: str = "default") -> Group:
+    """A session with a token for each of these weights of an engine."""
+    calls = [call(at, *each, engine) for at, each in enumerate(weights)]
     nodes = [Node(ROOT, pack_ids([1]))]
     nodes += [Node(at, pack_ids([2 + at]), pack_logprobs([-1.0]), call=at) for at in range(len(weights))]
     return Group("t", [built("t.0", nodes, calls, reward=1.0)])
@@ -224,7 +228,7 @@ def test_of_publications_exactly_those_on_the_trainers_own_line_are_trained(
             return False
         if at is None:
             # Weights of this number may have been lost to a rollback: then the number names two.
-            is_one = not any(lower < version and lower < above for above, lower in pairwise(versions[: now + 1]))
+            is_one = not any(lower < version <= higher for higher, lower in combinations(versions[: now + 1], 2))
             return is_one or unknown == "fresh"
         if at > now:
             return version == mine  # published again, as after a server's restart
@@ -235,6 +239,36 @@ def test_of_publications_exactly_those_on_the_trainers_own_line_are_trained(
     fresh = [one for one in weights if is_fresh(one)]
     assert trained_of(kept, weights) == fresh
     assert sum(counts[f"{reason}_token"] for reason in REASONS) == len(weights) - len(fresh)
+
+
+def test_long_after_a_rollback_new_numbers_need_no_publication() -> None:
+    """As of engines that name weights which were loaded and weren't published yet."""
+    group, current = sampled_by([(20, None)]), published([5, 6, 5, *range(6, 21)])[-1]
+    assert Staleness(lambda: current, 0)(group, Counter()) is group
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [("a", "abandoned_token"), ("b", None)],
+)
+def test_a_rollback_of_one_engine_abandons_no_tokens_of_another(engine: str, reason: str | None) -> None:
+    """Also once a version was published for all engines."""
+    later = publications([(6, "a"), (6, "b"), (5, "a"), (7, None)])[-1]
+    group = sampled_by([(6, 0 if engine == "a" else 1), (7, 3)], engine)
+    counts: Counter[str] = Counter()
+    Staleness(lambda: later, 1, drop="token")(group, counts)
+    assert counts == ({} if reason is None else {reason: 1})
+
+
+def test_a_publication_of_one_engine_tells_of_others_by_number_alone() -> None:
+    current = publications([(5, "b"), (6, "b"), (4, "a"), (6, "a"), (5, "a"), (7, "b")])[4]
+    counts: Counter[str] = Counter()
+    weights: list[Published] = [(5, 0), (6, 1), (7, 5)]
+    kept = Staleness(lambda: current, 0, drop="token")(sampled_by(weights, "b"), counts)
+    assert (trained_of(kept, weights), counts) == ([(5, 0)], {"newer_token": 2})
+    counts.clear()
+    Staleness(lambda: current, 0, drop="token")(sampled_by([(5, 4), (6, 3)], "a"), counts)
+    assert counts == {"abandoned_token": 1}
 
 
 def test_what_was_sampled_before_a_rollback_is_not_trained_when_its_number_comes_again() -> None:

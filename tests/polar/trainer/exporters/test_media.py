@@ -34,7 +34,7 @@ def seen(group: Group, tmp_path: Path) -> Group:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[[Medium], bytes]:
-    return MediaReader(Settings(blobs=str(tmp_path))).read
+    return MediaReader.of(Settings(blobs=str(tmp_path))).read
 
 
 def branched(group: Group) -> Trajectory:
@@ -82,3 +82,13 @@ def test_a_row_whose_images_would_be_lost_is_refused_by_name(seen: Group, export
 def test_a_medium_without_bytes_is_an_error_with_its_digest(load: Callable[[Medium], bytes]) -> None:
     with pytest.raises(InputError, match=r"(?=.*00ff).*POLAR_BLOBS"):
         load(Medium("00ff"))
+
+
+def test_bytes_that_the_store_lacks_are_an_error_with_the_way_out(
+    load: Callable[[Medium], bytes], tmp_path: Path
+) -> None:
+    ref = FolderBlobs(tmp_path / "elsewhere").put(b"one").ref
+    with pytest.raises(
+        InputError, match=r"media\.blob: .*hasn't the image 00ff: name the proxies' store \(POLAR_BLOBS\)"
+    ):
+        load(Medium("00ff", blob=ref))

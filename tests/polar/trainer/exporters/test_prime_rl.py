@@ -106,12 +106,15 @@ def test_a_temperature_that_prime_rl_cannot_divide_by_is_refused(linear: Group) 
     export = partial(training_samples, env_name="e")
     with pytest.raises(InputError, match=r"temperature: call t\.0\.c0 is greedy, .*: leave t\.0 out \(got 0\.0\)"):
         export(with_temperature(linear, 0.0), unknown_temperature=1.0)
+    with pytest.raises(InputError, match=r"temperature: call t\.0\.c0 is greedy"):
+        export(with_temperature(linear, 1e-6))  # vLLM samples greedily there too
     with pytest.raises(InputError, match=r"temperature: call t\.0\.c0 set none: pass unknown_temperature=…"):
         export(with_temperature(linear, None))
     sample, _ = export(with_temperature(linear, None), unknown_temperature=UNKNOWN)
     assert sample.temperatures == [1, UNKNOWN, UNKNOWN, 1, 0.5, 1]
-    with pytest.raises(InputError, match="unknown_temperature: must be above 0"):
-        export(linear, unknown_temperature=0.0)
+    for greedy in (0.0, 1e-6):
+        with pytest.raises(InputError, match="unknown_temperature: is greedy"):
+            export(linear, unknown_temperature=greedy)
 
 
 def test_the_name_of_prime_rl_s_totals_is_refused(linear: Group) -> None:

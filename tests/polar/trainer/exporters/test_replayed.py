@@ -197,12 +197,30 @@ def test_a_session_that_captured_nothing_has_no_slots_filled(trainer: str, group
     assert repr(EXPORTS[trainer](group, replay)) == repr(EXPORTS[trainer](group, None))
 
 
-def test_a_batch_of_which_only_some_rows_have_experts_is_refused(group: Group, routed: Group, replay: Replay) -> None:
-    mixed = Group("t", [*routed.trajectories, group.trajectories[1]])
-    with pytest.raises(InputError, match="1 of 3 rows are of sessions without routed experts"):
-        skyrl.generator_output([mixed], replay=replay)
-    with pytest.raises(InputError, match="of all rows or of none"):
-        verl.data_proto([mixed], prompt_length=7, response_length=6, pad_token_id=0, replay=replay)
+BATCHES: dict[str, Any] = {
+    "slime": EXPORTS["slime"],
+    "verl": lambda group, replay: verl.data_proto(
+        [group], prompt_length=7, response_length=6, pad_token_id=0, replay=replay
+    ),
+    "skyrl": EXPORTS["skyrl"],
+}
+
+
+@pytest.mark.parametrize("trainer", BATCHES)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_batch_of_which_only_some_rows_have_experts_is_refused(
+    trainer: str, is_first: bool, group: Group, routed: Group, replay: Replay
+) -> None:
+    mixed = [*routed.trajectories, group.trajectories[1]]
+    with pytest.raises(InputError, match=r"groups: 1 of 3 rows .* without routed_experts, .* \(got 't\.1'\)"):
+        BATCHES[trainer](Group("t", mixed if is_first else mixed[::-1]), replay)
+
+
+def test_slime_refuses_a_group_of_which_only_some_rows_have_masks(group: Group, routed: Group, replay: Replay) -> None:
+    first, other = routed.trajectories[0], group.trajectories[1]
+    masks = replace(first, calls=[replace(call, routed_experts=None) for call in first.calls])
+    with pytest.raises(InputError, match="1 of 3 rows are of sessions without sampling_mask"):
+        slime.samples(Group("t", [other, masks]), group_index=0, first_index=0, replay=replay)
 
 
 def test_sessions_with_lost_values_can_be_left_out(group: Group) -> None:
@@ -213,3 +231,6 @@ def test_sessions_with_lost_values_can_be_left_out(group: Group) -> None:
     assert kept == Group("t", others)
     assert counts == {"uncaptured": 1}
     assert drop_uncaptured(Group("t", [replace(lost, calls=calls)]), counts) is None
+    counts.clear()
+    assert drop_uncaptured(group, counts) == group
+    assert dict(counts) == {}
