@@ -101,7 +101,13 @@ def trajectory(index: int, *, changed: int | None = None, second: Sampling | Non
         prompt = [*parts[0]]
         prompt[changed] = (prompt[changed] + 1) % VOCABULARY
         nodes[0] = Node(-1, pack_ids(prompt))
-    known = {"model_served": "m", "engine": "default", "logprobs_mode": "processed", "sampling": NEUTRAL} | fields
+    known: dict[str, Any] = {
+        "model_served": "m",
+        "engine": "default",
+        "logprobs_mode": "processed",
+        "sampling": NEUTRAL,
+    }
+    known |= fields
     calls = [Call(f"c{number}", "main", "answered", "openai_chat", 0, 0, **known) for number in (0, 1)]
     calls[1] = msgspec.structs.replace(calls[1], sampling=second or NEUTRAL)
     trace = Trace(f"t.{index}/c1", 3, [1, 3])
