@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from proxy.capture import CallSpec, answered_record
 from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool, ToolCall, Usage
 from proxy.session.claim_state import ClaimState
-from proxy.session.history import Transcript, transcript
+from proxy.session.history import MEDIUM_BYTES, Transcript, transcript
 from proxy.session.logged_calls import LoggedCall
 from proxy.session.recovery import ClaimLog
 from topics.calls.delta import Spelled, spell
 from topics.environment.keys import KeyClaims
-from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, TokenDelta
+from topics.types.completion import CallError, CallOutcome, Completion, Medium, MessageDelta, TokenDelta
 from topics.types.last_call import LastCall
 from topics.types.tokens import pack_ids
 
@@ -206,6 +206,16 @@ def test_a_claim_knows_about_how_much_memory_it_takes(characters: int, tokens: i
     finally:
         tracemalloc.stop()
     assert 0.75 < claim.size / taken < 1.34
+
+
+def test_images_of_a_log_that_was_read_back_take_memory() -> None:
+    """Also those of a call that lacks its base, which the log alone holds."""
+    _, [call], *_ = lived([Turn(0, 0, "x", 0, "one", False, "answered")])
+    media = [Medium(f"{number:064x}") for number in range(1_000)]
+    read = [msgspec.structs.replace(call, prompt=TokenDelta(b"", 1, "gone"), media=media)]
+    claim = ClaimState(KEY)
+    claim.take_over(ClaimLog(read, frozenset(), 0, is_over=False))
+    assert claim.size > 1_000 * MEDIUM_BYTES
 
 
 def _grown(calls: int, characters: int, tokens: int, *, store: bool) -> ClaimState:
