@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         PauseLostError,
         PauseReport,
         PauseTimeoutError,
+        Publication,
     )
     from polar.sessions import Session, SessionRefusedError
     from polar.trainer.consumer import TrajectoryConsumer
@@ -53,7 +54,8 @@ _NAMES = {
     "consumers.token_tree.assembly": "make_trace make_trajectory",
     "consumers.token_tree.tree": "grow_tree",
     "polar.client": "Client SessionTable TaskRefusedError",
-    "polar.fleet": "DrainTimeoutError Fleet FleetError FleetStatus Pause PauseLostError PauseReport PauseTimeoutError PausedByOtherError",
+    "polar.fleet": "DrainTimeoutError Fleet FleetError FleetStatus Pause PauseLostError PauseReport PauseTimeoutError PausedByOtherError "
+    "Publication",
     "polar.sessions": "Session SessionRefusedError",
     "polar.trainer.consumer": "TrajectoryConsumer",
     "polar.webhooks": "WebhookSignatureError verify_webhook",
@@ -77,7 +79,7 @@ __all__ = [
     "ROOT", "Builder", "BuiltFrom", "Case", "Client", "Completion", "DrainTimeoutError", "EvaluationError",
     "Evaluator", "Fleet", "FleetError", "FleetStatus", "Harness", "InputError", "Launch", "ModelAccess",
     "NotReadyError", "Pause", "PauseLostError", "PauseReport", "PauseTimeoutError", "PausedByOtherError",
-    "Runtime", "Session", "SessionRefusedError", "SessionState", "SessionTable", "Settings", "Status",
+    "Publication",    "Runtime", "Session", "SessionRefusedError", "SessionState", "SessionTable", "Settings", "Status",
     "TaskRefusedError", "TaskRequest", "Trace", "Trajectory", "TrajectoryConsumer", "Verdict",
     "WebhookSignatureError", "checked_settings", "grow_tree", "load_settings", "make_trace", "make_trajectory", "parse_task",
     "refuse_unknown", "verify_webhook",

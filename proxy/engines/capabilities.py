@@ -278,8 +278,8 @@ def _route_state(response: Response | None) -> RouteState:
 def _is_whole_generation(response: Response | None) -> bool:
     """Whether a generation has all fields of mode `tokens`; a rejected request shows nothing, so True."""
     try:
-        choice = json_of(response)["choices"][0] if response is not None and response.status == 200 else None
-        return choice is None or ("stop_reason" in choice and "token_id" in choice["logprobs"]["content"][0])
+        choices = json_of(response)["choices"] if response is not None and response.status == 200 else []
+        return not choices or ("stop_reason" in choices[0] and "token_id" in choices[0]["logprobs"]["content"][0])
     except (KeyError, IndexError, TypeError):
         return False
 

@@ -40,7 +40,7 @@ def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ),
         (
             {"builder": {"strategy": "per_request", "config": {"filters": {"min_tokens": 3}}}},
-            "builder.config.filters.min_tokens: no such setting of this builder; there are: drop_truncated, engines, grammar, kinds",
+            "builder.config.filters.min_tokens: no such setting of this builder; there are: drop_media, drop_truncated, engines, ",
         ),
         (
             {

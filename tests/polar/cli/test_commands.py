@@ -328,6 +328,7 @@ def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> 
         "kind": "main",
         "reward": 0.5,
         "finish_reason": "stop",
+        "media": [],
     }
     assert second == {
         "session_id": "t.0",

@@ -265,7 +265,12 @@ def test_the_topic_is_made_where_an_older_system_has_none(settings: Settings) ->
     async def delete() -> None:
         admin = clients.admin(settings)
         await admin.start()
-        await admin.delete_topics([verifications.TOPIC.full_name(settings.namespace)])
+        name = verifications.TOPIC.full_name(settings.namespace)
+        await admin.delete_topics([name])
+        # The broker answers before every metadata request shows it.
+        async with asyncio.timeout(30):
+            while name in {topic["topic"] for topic in await admin.describe_topics()}:
+                await asyncio.sleep(0.1)
         await admin.close()
 
     asyncio.run(delete())

@@ -68,8 +68,8 @@ GENERATE = "/inference/v1/generate"
 
 def generated(**beside: object) -> dict[str, CannedAnswer]:
     """All flags, and an answer of `generate` as vLLM gives it."""
-    choice = {"index": 0, "token_ids": [4], "routed_experts": None, "sampling_mask": None} | beside
-    return {**FULL, GENERATE: (200, {"choices": [choice]})}
+    fields = {"stop_reason": None, "routed_experts": None, "sampling_mask": None} | beside
+    return {**FULL, GENERATE: generation({"token_id": 4, "logprob": -0.5, "rank": 1}, **fields)}
 
 
 async def test_what_is_to_be_captured_and_is_not_returned_is_named_with_its_flag() -> None:
