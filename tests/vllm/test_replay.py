@@ -61,7 +61,6 @@ async def talk(moe_server: Server, tmp_path: Path) -> AsyncIterator[Talk]:
         for words in WORDS:
             await talk.say(words)
         yield talk
-        talk.store.stop()
 
 
 async def test_the_server_is_found_to_return_both(moe_server: Server) -> None:

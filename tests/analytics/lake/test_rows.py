@@ -128,6 +128,8 @@ def test_a_call_can_be_made_again_from_its_row(
         logprobs=logprobs,
         answer=said.encode(),
         tools=None if drawn.tools is None else said.encode(),
+        # It comes from JSON, which has no infinity.
+        sampling=msgspec.structs.replace(drawn.sampling, logit_bias={"1": 0.5} if drawn.sampling.logit_bias else {}),
         received_at=abs(drawn.received_at) % files.LAST_MS,
         completed_at=abs(drawn.completed_at) % files.LAST_MS,
     )
