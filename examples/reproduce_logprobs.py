@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 ANSWER_S = 600.0
 GREEDY = 1e-5
 """Below this temperature vLLM takes the likeliest token, and truncates nothing."""
+LEAST_TEMPERATURE = 1e-2
+"""vLLM raises other temperatures to this."""
 NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "logit_bias": None}
 """Settings that are known not to change a logit; vLLM's penalties can't be computed from logprobs."""
 
@@ -45,7 +47,7 @@ def reproduced(plain: Floats, call: Mapping[str, Any]) -> Floats:
     sampling = call["sampling"]
     if call["plain"] or call["logprobs_mode"] == "raw" or sampling["temperature"] < GREEDY:
         return plain
-    logprobs = _normal(plain / sampling["temperature"])
+    logprobs = _normal(plain / max(sampling["temperature"], LEAST_TEMPERATURE))
     if sampling["min_p"] > 0:
         logprobs[logprobs < logprobs.max(axis=-1, keepdims=True) + np.log(sampling["min_p"])] = -np.inf
     if sampling["top_k"] > 0:
