@@ -8,6 +8,7 @@ captured is built, without a reward.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,13 +23,14 @@ from topics.events import (
     CancelRequested,
     Fact,
     GroupEmitted,
+    SessionCloseRequested,
     SessionOpenRequested,
     SessionOpenWithdrawn,
     TaskSubmitted,
     TrajectoryEmitted,
 )
 from topics.types.errors import Kind, SessionError
-from topics.types.session import Phase, SessionState, Status, TaskState, session_id_of
+from topics.types.session import Phase, SessionState, Status, TaskState, session_id_of, task_id_of
 
 LOST = SessionError("run", Kind.INFRA, "table_lost", "polar.sessions was lost while this session was open")
 
@@ -45,8 +47,10 @@ class Rebuilding:
         self._closed_groups: set[str] = set()
         """Tasks whose `CloseGroup` is written."""
         self._ends: dict[str, TrajectoryEmitted] = {}
-        self._withdrawn: set[str] = set()
-        """Claims of opened sessions."""
+        self._closes: defaultdict[str, set[str]] = defaultdict(set)
+        """By task id: the sessions that somebody has asked to close."""
+        self._withdrawn: dict[str, frozenset[str]] = {}
+        """By claim of an opened session: the sessions of its task for which a close came first, so that nothing was withdrawn."""
 
     def on_call_record(self, record: CallRecord) -> None:
         """Take in a record of `polar.completions`."""
@@ -74,7 +78,9 @@ class Rebuilding:
                 plan = opened.plan(fact)
                 self._begin(fact.task_id, num_samples=fact.num_samples or 1, body_hash="", plan=plan, opened_at=now)
             case SessionOpenWithdrawn():
-                self._withdrawn.add(fact.claim_id)
+                self._withdrawn[fact.claim_id] = frozenset(self._closes[fact.task_id])
+            case SessionCloseRequested():
+                self._closes[task_id_of(fact.session_id)].add(fact.session_id)
             case CancelRequested():
                 task = self._tasks.get(fact.task_id) or TaskState(fact.task_id, cancelled_at=now)
                 sessions = [*task.cancelled_sessions, *([fact.session_id] if fact.session_id else [])]
@@ -124,7 +130,7 @@ class Rebuilding:
             return Decision(sessions=(_building(task, waiting, runs, now),))
         if task.opened_at is None:
             session = SessionState(name, task.task_id, index, Phase.QUEUED, now, attempt + 1, past_claims=runs)
-        elif runs and runs[-1] not in self._withdrawn:
+        elif runs and name in self._withdrawn.get(runs[-1], {name}):
             return Decision(sessions=(_closing(task, index, runs, now),))
         else:
             session = SessionState(name, task.task_id, index, Phase.UNOPENED, now, past_claims=runs)

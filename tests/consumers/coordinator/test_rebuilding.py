@@ -10,7 +10,14 @@ from consumers.coordinator.state import Table
 from tests.consumers.coordinator.bench import submitted
 from tests.consumers.coordinator.test_interleavings import OPENED, STEPS, World
 from topics.completions import Build, CallRecord, CloseGroup, Open
-from topics.events import Fact, GroupEmitted, TrajectoryEmitted
+from topics.events import (
+    Fact,
+    GroupEmitted,
+    SessionCloseRequested,
+    SessionOpenRequested,
+    SessionOpenWithdrawn,
+    TrajectoryEmitted,
+)
 from topics.types.session import Phase, Status
 
 
@@ -80,3 +87,14 @@ def test_a_closed_group_stays_closed_if_the_ends_of_its_sessions_have_left_the_l
     assert [(row.session_id, row.phase) for row in made.sessions] == [("t.0", Phase.ENDED), ("t.1", Phase.ENDED)]
     assert made.records == ()
     assert [(row.closed_at, row.body) for row in made.tasks] == [(7, None)]
+
+
+def test_a_session_that_was_closed_isn_t_free_again_because_its_open_was_withdrawn_later() -> None:
+    close, withdrawal = SessionCloseRequested("f2", "o.0", 0.5), SessionOpenWithdrawn("f3", "o", "c")
+    for facts, phase in (((close, withdrawal), Phase.CLOSING), ((withdrawal, close), Phase.UNOPENED)):
+        rebuilding = Rebuilding()
+        rebuilding.on_call_record(Open("o.0", 1, "c"))
+        for fact in (SessionOpenRequested("f1", "o", "c", 1000), *facts):
+            rebuilding.on_fact(fact, 7)
+        (made,) = rebuilding.decisions(7)
+        assert [row.phase for row in made.sessions] == [phase]
