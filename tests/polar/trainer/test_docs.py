@@ -41,6 +41,7 @@ EXPECTED = {
         "Groups": ["2 sequences, 10 tokens, 4 trained"],
         "Which groups are trained": ["math 3 of 3", "{}"],
         "Staleness": ["{'stale_token': 4, 'stale_group': 1}"],
+        "Rollbacks": [],
         "Advantages": ["math.0 1.0 1.0 7", "math.1 -1.0 1.0 7"],
         "Checkpoints": ["step 0 math"],
         "Async": ["math [1.0, 0.0, None]"],
