@@ -234,7 +234,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     @property
     def grammar_source(self) -> str | None:
-        """What of the request asks the engine to mask tokens, as `Sampling.grammar_source` has it; None: nothing does."""
+        """The field that asks the engine to mask tokens, as in `Sampling.grammar_source`; None: no field does."""
         if bytes(self.response_format):
             return "response_format"
         if not self.may_call_tools:

@@ -88,7 +88,7 @@ FACTS = (
     Column("sampling_mask", TEXT, "blob reference: the tokens that truncation left; null: not captured"),
     Column("uncaptured", TEXTS, "reason by `routed_experts` or `sampling_mask`; null in older files"),
 )
-"""Of a call: what a trainer must know of it."""
+"""Columns of a call that a trainer needs for an importance ratio."""
 
 EVENTS = Table(
     "events",

@@ -166,7 +166,7 @@ class Writer:
         self._verified: Counter[str] = Counter()
         """Tokens that engines scored again, by engine."""
         self._drifted: Counter[str] = Counter()
-        """Of these, tokens whose difference was above the limit."""
+        """Number of verified tokens whose difference was above the limit, by engine."""
 
     def register_metrics(self, metrics: Metrics, heart: HeartbeatSender) -> None:
         metrics.heart(ROLE, heart)

@@ -47,10 +47,12 @@ class Rebuilding:
         self._closed_groups: set[str] = set()
         """Tasks whose `CloseGroup` is written."""
         self._ends: dict[str, TrajectoryEmitted] = {}
-        self._closes: defaultdict[str, set[str]] = defaultdict(set)
-        """By task id: the sessions that somebody has asked to close."""
+        self._closes: defaultdict[str, list[str]] = defaultdict(list)
+        """By task id: the sessions that somebody has asked to close, in order."""
+        self._asked: dict[str, int] = {}
+        """By claim of an opened session: how many closes of its task came before its request. A close before it was refused."""
         self._withdrawn: dict[str, frozenset[str]] = {}
-        """By claim of an opened session: the sessions of its task for which a close came first, so that nothing was withdrawn."""
+        """By claim of an opened session: the sessions of its task that were closed before its withdrawal, which then withdrew nothing."""
 
     def on_call_record(self, record: CallRecord) -> None:
         """Take in a record of `polar.completions`."""
@@ -75,12 +77,14 @@ class Rebuilding:
                     plan=fact.plan,
                 )
             case SessionOpenRequested():
+                self._asked.setdefault(fact.claim_id, len(self._closes[fact.task_id]))
                 plan = opened.plan(fact)
                 self._begin(fact.task_id, num_samples=fact.num_samples or 1, body_hash="", plan=plan, opened_at=now)
             case SessionOpenWithdrawn():
-                self._withdrawn[fact.claim_id] = frozenset(self._closes[fact.task_id])
+                since = self._closes[fact.task_id][self._asked.get(fact.claim_id, 0) :]
+                self._withdrawn.setdefault(fact.claim_id, frozenset(since))
             case SessionCloseRequested():
-                self._closes[task_id_of(fact.session_id)].add(fact.session_id)
+                self._closes[task_id_of(fact.session_id)].append(fact.session_id)
             case CancelRequested():
                 task = self._tasks.get(fact.task_id) or TaskState(fact.task_id, cancelled_at=now)
                 sessions = [*task.cancelled_sessions, *([fact.session_id] if fact.session_id else [])]

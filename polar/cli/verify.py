@@ -165,7 +165,6 @@ async def _read(
         await require_output(found, output)
     newest: list[tuple[int, int, int, Trajectory]] = []
     """A heap by time, partition and offset, as partitions are read in any order."""
-
     count = 0
 
     def on_record(record: object, envelope: kafka.Record) -> None:

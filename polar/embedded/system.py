@@ -51,7 +51,7 @@ class Options:
     mode: str = "chat"
     """The proxy's engine mode: `chat` or `tokens`."""
     capture: frozenset[ReplayField] = frozenset()
-    """What the proxy stores of each call beside its tokens."""
+    """Values that the proxy stores for each call in addition to its tokens."""
     scripts: Sequence[Path] = ()
     """Script files of the scripted engine."""
     port: int = 0

@@ -1,4 +1,4 @@
-"""What vLLM returns beside tokens if it is started with `--enable-return-routed-experts` and `--return-sampling-mask`, in its format.
+"""Routed experts and sampling masks in the format of a vLLM with `--enable-return-routed-experts` and `--return-sampling-mask`.
 
 Experts and masks are invented. A token's experts depend on the token, its place and the layer, so that a row which is attributed to another
 token shows. A mask has as many tokens as top_k allows, at most `MASKED`, the sampled one among them.

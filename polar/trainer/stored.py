@@ -1,4 +1,4 @@
-"""What trajectories name, as a trainer reads it from the blob store."""
+"""Reads blobs that a trajectory refers to."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Served:
-    """What an engine serves now."""
+    """The model and the weights that an engine serves now."""
 
     model: str
     weights: Weights

@@ -1,4 +1,4 @@
-"""What a verification found: for each call, for each trace at one engine, and for each engine over all of its traces."""
+"""The results of a verification, by call, by trace and by engine."""
 
 from __future__ import annotations
 

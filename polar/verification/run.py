@@ -59,7 +59,7 @@ class Options:
 
 
 class FleetWatch:
-    """What the fleet says of its weights, now."""
+    """The weights that the fleet has published, kept up to date."""
 
     def __init__(self, settings: Settings) -> None:
         self._view = FleetView()
@@ -179,7 +179,7 @@ class Verifier:
                 await self._write(session_id, comparison, agreement, scorers[engine].url, served[engine].weights)
 
     async def _weights(self, engine: str, scorer: Scorer) -> Weights:
-        """What the server says of its weights, otherwise what the fleet says."""
+        """The weights that the server names; if it names none, those that the fleet has published."""
         published = self._fleet.weights(engine)
         try:
             version = await scorer.version()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -76,18 +76,38 @@ class Capabilities:
     @property
     def summary(self) -> str:
         """One line that lists the features."""
-        features = [f"vLLM {self.version}" if self.version else "a server that reports no version"]
-        if self.context is not None:
-            features.append(f"{self.context} tokens of context")
-        if self.logprobs_mode is not None:
-            features.append(f"{self.logprobs_mode} logprobs")
+        features = []
         if self.tools:
             features.append("tool calls")
         if {self.render, self.generate, self.derender} == {RouteState.WORKS}:
             features.append("render, generate and derender")
-        if self.weight_version is not None:
-            features.append(f"weights {self.weight_version!r}")
-        return ", ".join(features)
+        return summary_of("vLLM", self, features)
+
+
+class Reported(Protocol):
+    """The abilities that servers of all kinds report."""
+
+    @property
+    def version(self) -> str | None: ...
+    @property
+    def context(self) -> int | None: ...
+    @property
+    def logprobs_mode(self) -> LogprobsMode | None: ...
+    @property
+    def weight_version(self) -> str | None: ...
+
+
+def summary_of(program: str, found: Reported, features: Iterable[str]) -> str:
+    """One line that lists a server's features; `features` are those of its kind."""
+    listed = [f"{program} {found.version}" if found.version else "a server that reports no version"]
+    if found.context is not None:
+        listed.append(f"{found.context} tokens of context")
+    if found.logprobs_mode is not None:
+        listed.append(f"{found.logprobs_mode} logprobs")
+    listed += features
+    if found.weight_version is not None:
+        listed.append(f"weights {found.weight_version!r}")
+    return ", ".join(listed)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from proxy.engines.capabilities import (
     json_of,
     likeliest,
     logprobs_mode_of,
+    summary_of,
 )
 from proxy.engines.connection import ConnectionPool
 from proxy.engines.response import NoAnswerError, Response
@@ -56,18 +57,12 @@ class SglangCapabilities:
     @property
     def summary(self) -> str:
         """One line that lists the features."""
-        features = [f"SGLang {self.version}" if self.version else "a server that reports no version"]
-        if self.context is not None:
-            features.append(f"{self.context} tokens of context")
-        if self.logprobs_mode is not None:
-            features.append(f"{self.logprobs_mode} logprobs")
+        features = []
         if self.tool_parser is not None:
             features.append(f"tool calls ({self.tool_parser})")
         if self.reads_ids:
             features.append("prompts by ids")
-        if self.weight_version is not None:
-            features.append(f"weights {self.weight_version!r}")
-        return ", ".join(features)
+        return summary_of("SGLang", self, features)
 
     def missing_features(self) -> Iterator[MissingFeature]:
         """The features that the server lacks, fatal ones first."""

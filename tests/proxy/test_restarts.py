@@ -36,13 +36,18 @@ def port() -> int:
         return found
 
 
-@asynccontextmanager
-async def system(bench: Bench, port: int, mode: str) -> AsyncIterator[Proxy]:
-    """A server, started now, and a proxy, started now."""
+def proxy_of(bench: Bench, port: int, mode: str = "chat") -> tuple[Proxy, Engines]:
+    """A proxy before a server that is yet to be started, and its engines."""
     url = f"http://127.0.0.1:{port}"
     engines = Engines.of({"default": EngineSettings(urls=(url,), model="polar-scripted", mode=mode)}, deadline_s=4.0)
     local = Binding("127.0.0.1", 0)
-    proxy = Proxy(bench.settings, engines, dialects(), local, local)
+    return Proxy(bench.settings, engines, dialects(), local, local), engines
+
+
+@asynccontextmanager
+async def system(bench: Bench, port: int, mode: str) -> AsyncIterator[Proxy]:
+    """A server, started now, and a proxy, started now."""
+    proxy, _ = proxy_of(bench, port, mode)
     async with running(ScriptedEngine(), port=port):
         try:
             await proxy.start()
@@ -113,10 +118,7 @@ async def test_a_server_that_names_nothing_is_found_to_be_another_process_by_the
     bench: Bench, http: aiohttp.ClientSession, port: int
 ) -> None:
     asking = Asking(bench, http)
-    local = Binding("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{port}"
-    engines = Engines.of({"default": EngineSettings(urls=(url,), model="polar-scripted")}, deadline_s=4.0)
-    proxy = Proxy(bench.settings, engines, dialects(), local, local)
+    proxy, engines = proxy_of(bench, port)
     try:
         async with running(ScriptedEngine(), port=port):
             await proxy.start()
@@ -138,10 +140,7 @@ async def test_a_server_that_is_replaced_between_two_calls_proves_no_version_tho
 ) -> None:
     monkeypatch.setattr(health, "CHECK_S", 60.0)
     asking = Asking(bench, http)
-    local = Binding("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{port}"
-    engines = Engines.of({"default": EngineSettings(urls=(url,), model="polar-scripted")}, deadline_s=4.0)
-    proxy = Proxy(bench.settings, engines, dialects(), local, local)
+    proxy, _ = proxy_of(bench, port)
     try:
         async with running(ScriptedEngine(), port=port):
             await proxy.start()

@@ -1,4 +1,4 @@
-"""What all rows of a batch must have in common, since the trainer has one setting for it: the mode of the logprobs, the temperature."""
+"""Checks that all rows of a batch have one mode of logprobs and one temperature, since the trainer has one setting for each."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class TrainingSample(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     mask: list[bool]
     logprobs: list[float]
     temperatures: list[float]
-    """Of the logits that predict the token after each."""
+    """`temperatures[t]` scales the logits that predict token t + 1."""
     env_name: str
     ref_logprobs: None = None
     mm_kwargs: None = None

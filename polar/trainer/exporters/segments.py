@@ -19,7 +19,7 @@ from topics.types.errors import InputError
 from topics.types.trajectory import Call, ExpandedTrace, Trajectory, expand
 
 Branches = Literal["refuse", "longest"]
-"""What becomes of a session with several traces where the trainer takes one: an error, or its longest trace alone."""
+"""How to export a session with several traces if the trainer takes one: `refuse` raises an error, `longest` exports the longest trace."""
 
 
 @dataclass(frozen=True)

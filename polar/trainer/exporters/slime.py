@@ -36,7 +36,7 @@ STATUS = {
 """The values of slime's `Sample.Status`."""
 
 PER_REQUEST = "build with per_request, which makes a sample of each call, and leave advantages out"
-"""What the caller can do with calls that have rewards of their own."""
+"""Advice to the caller, for calls with rewards of their own."""
 
 
 def samples(

@@ -24,7 +24,7 @@ from topics.types.errors import InputError
 from topics.types.trajectory import Trajectory
 
 OTHER_ROWS = "use the rows of polar.trainer.grpo, which have an advantage per token"
-"""What the caller can do with calls that have different rewards."""
+"""Advice to the caller, for calls with different rewards."""
 
 
 class RolloutSample(msgspec.Struct, frozen=True, eq=False):

@@ -90,11 +90,16 @@ def test_a_closed_group_stays_closed_if_the_ends_of_its_sessions_have_left_the_l
 
 
 def test_a_session_that_was_closed_isn_t_free_again_because_its_open_was_withdrawn_later() -> None:
+    request = SessionOpenRequested("f1", "o", "c", 1000)
     close, withdrawal = SessionCloseRequested("f2", "o.0", 0.5), SessionOpenWithdrawn("f3", "o", "c")
-    for facts, phase in (((close, withdrawal), Phase.CLOSING), ((withdrawal, close), Phase.UNOPENED)):
+    for facts, phase in (
+        ((request, close, withdrawal), Phase.CLOSING),
+        ((request, withdrawal, close), Phase.UNOPENED),
+        ((close, request, withdrawal), Phase.UNOPENED),
+    ):
         rebuilding = Rebuilding()
         rebuilding.on_call_record(Open("o.0", 1, "c"))
-        for fact in (SessionOpenRequested("f1", "o", "c", 1000), *facts):
+        for fact in facts:
             rebuilding.on_fact(fact, 7)
         (made,) = rebuilding.decisions(7)
         assert [row.phase for row in made.sessions] == [phase]

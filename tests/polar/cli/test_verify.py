@@ -21,6 +21,7 @@ from polar.verification import plan, scoring
 from tests.polar.cli.commands import polar, write
 from tests.polar.cli.test_commands import read
 from tests.serving import serving_by_path
+from tests.waiting import eventually
 from topics import fleet, trajectories, verifications
 from topics.environment.settings import Settings
 from topics.fleet import FleetState, PolicyVersion
@@ -313,10 +314,12 @@ def test_the_topic_is_made_where_an_older_system_has_none(settings: Settings) ->
         await admin.start()
         name = verifications.TOPIC.full_name(settings.namespace)
         await admin.delete_topics([name])
+
+        async def is_gone() -> bool:
+            return name not in {topic["topic"] for topic in await admin.describe_topics()}
+
         # The broker answers before every metadata request shows it.
-        async with asyncio.timeout(30):
-            while name in {topic["topic"] for topic in await admin.describe_topics()}:
-                await asyncio.sleep(0.1)
+        await eventually(is_gone)
         await admin.close()
 
     asyncio.run(delete())

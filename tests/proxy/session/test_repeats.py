@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
@@ -161,10 +162,9 @@ async def test_when_all_have_hung_up_the_call_is_ended_and_a_retry_is_a_new_one(
     assert (await ask("2"))[0] == 200
 
 
-async def test_an_answer_that_nobody_got_is_disowned_and_not_repeated(
-    ask: Ask, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """aiohttp finds the connection gone when it writes the answer."""
+@contextmanager
+def losing_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """aiohttp finds the connection gone when it writes the answer to the request that is made here."""
 
     async def gone(*_: object) -> None:
         raise aiohttp.ClientConnectionResetError
@@ -172,7 +172,14 @@ async def test_an_answer_that_nobody_got_is_disowned_and_not_repeated(
     with monkeypatch.context() as patched:
         patched.setattr(web.Response, "write_eof", gone)
         with pytest.raises(aiohttp.ClientError):
-            await ask("0")
+            yield
+
+
+async def test_an_answer_that_nobody_got_is_disowned_and_not_repeated(
+    ask: Ask, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with losing_answers(monkeypatch):
+        await ask("0")
     repeated = await ask("1")
     records = await bench.log(lambda found: len(found) == 3)
     first, second = (record for record in records if isinstance(record, Completion))
@@ -210,13 +217,8 @@ async def test_an_answer_that_was_under_way_when_the_question_came_again_isn_t_r
 async def test_an_answer_that_nobody_got_isn_t_rejected(
     ask: Ask, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def gone(*_: object) -> None:
-        raise aiohttp.ClientConnectionResetError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(web.Response, "write_eof", gone)
-        with pytest.raises(aiohttp.ClientError):
-            await ask()
+    with losing_answers(monkeypatch):
+        await ask()
     await ask()
     assert [call.rejects for call in await bench.calls(2)] == [[], []]
 
