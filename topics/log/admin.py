@@ -40,6 +40,12 @@ REFUSED = "the broker refused it: "
 T = TypeVar("T")
 
 
+class _FencedError(kafka.KafkaError):
+    """The broker that answers doesn't count as one, since its heartbeats were late; it does again after the next one."""
+
+    retriable = True
+
+
 class Applied(msgspec.Struct, frozen=True):
     """The outcome for one topic."""
 
@@ -222,6 +228,8 @@ async def _create(
     answer = await admin.create_topics([kafka.new_topic(name, *how) for name, how in missing.items()])
     for error in answer.to_object()["topic_errors"]:
         name, code = error["topic"], error["error_code"]
+        if code == TOO_FEW_BROKERS and missing[name][1] == 1:
+            raise _FencedError(error["error_message"])
         if code == TOO_FEW_BROKERS:
             reason = f"more copies than this Kafka has brokers for {name}; set POLAR_REPLICATION, and POLAR_MIN_INSYNC"
             raise InputError("POLAR_REPLICATION", missing[name][1], reason)
