@@ -146,22 +146,9 @@ def obstacle(span: Span, served: Served | None) -> Unscored | None:
         return Unscored.LOGPROBS_MODE
     if call.logprobs_mode == "raw":
         return None
-    if not _is_known(sampling):
+    if not sampling.known:
         return Unscored.SAMPLING_UNKNOWN
     return Unscored.PENALTIES if sampling.penalised else None
-
-
-def _is_known(sampling: Sampling) -> bool:
-    """Whether each setting that changes processed logprobs is known."""
-    return None not in (
-        sampling.temperature,
-        sampling.top_p,
-        sampling.top_k,
-        sampling.min_p,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-        sampling.repetition_penalty,
-    )
 
 
 def _weights_differ(span: Span, weights: Weights) -> Unscored | None:

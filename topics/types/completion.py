@@ -79,22 +79,26 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     @property
+    def known(self) -> bool:
+        """Whether each setting that changes processed logprobs is known."""
+        return None not in (
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.min_p,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.repetition_penalty,
+        )
+
+    @property
     def plain(self) -> bool:
         """Known to be sampled from the model's own distribution: temperature 1, nothing truncated, penalised or constrained.
 
         The logprob is then that of an importance ratio, and the same in both modes of logprobs (docs/ratios.md).
         """
-        return (
-            self.temperature == 1
-            and self.top_p == 1
-            and self.top_k is not None
-            and self.min_p is not None
-            and not self.truncated
-            and self.presence_penalty == self.frequency_penalty == 0
-            and self.repetition_penalty == 1
-            and not self.penalised
-            and self.grammar_source == FREE
-        )
+        is_unchanged = self.temperature == 1 and self.top_p == 1 and not self.truncated and not self.penalised
+        return self.known and is_unchanged and self.grammar_source == FREE
 
 
 def truncates(top_p: float | None, top_k: int | None, min_p: float | None) -> bool:
