@@ -1,7 +1,8 @@
 """Stores bytes that calls bring before the calls' records name them: media of prompts, and values to replay.
 
-Harnesses wait for it, and the store may hang. So it has threads of its own, a deadline and a limit on memory: a store that hangs costs a
-call its bytes and STORE_S seconds, and nothing else of the proxy waits. Invariant: a reference is returned only for what is in the store.
+Harnesses wait for it, and the store may hang. So it has threads of its own, a deadline and a limit on memory, and nothing else of the
+proxy waits. A store that hangs costs one call its bytes and STORE_S seconds, and the calls of the next PAUSE_S seconds their bytes alone;
+then one value is tried again. Invariant: a reference is returned only for what is in the store.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from topics.environment.blobs import BlobStore
 
 STORE_S = 10.0
 """For all that one call brings."""
+PAUSE_S = 30.0
+"""After the store was too slow: no call waits for it, except the one that tries it again at the end."""
 PENDING_BYTES = 256 * 1024 * 1024
 """Limit of `pending_bytes`: a value beyond it is given up."""
 STORING = 4
@@ -38,7 +41,8 @@ class UnstoredError(Exception):
     def __init__(self, reason: Literal["no_store", "busy", "unstored"]) -> None:
         super().__init__(reason)
         self.reason = reason
-        """`no_store`: there is none; `busy`: PENDING_BYTES are pending; `unstored`: the store failed, or was too slow."""
+        """`no_store`: there is none; `busy`: PENDING_BYTES are pending; `unstored`: the store failed, or was too slow just now or a short
+        time ago."""
 
 
 class BlobWriter:
@@ -53,6 +57,8 @@ class BlobWriter:
         """Size of the values that wait for a thread or the store."""
         self._lock = threading.Lock()
         self._warn_after = 0.0
+        self._next_try: float | None = None
+        """When a value may be tried again, by the loop's clock; None: the store isn't known to hang."""
 
     @property
     def has_store(self) -> bool:
@@ -79,6 +85,7 @@ class BlobWriter:
             raise UnstoredError("no_store")
         if self.pending_bytes + size > PENDING_BYTES:
             raise UnstoredError("busy")
+        self._try()
         with self._lock:
             self.pending_bytes += size
         work = self._storing.submit(lambda: blobs.put(data()).ref)
@@ -86,10 +93,22 @@ class BlobWriter:
         work.add_done_callback(lambda _: self._release(size))
         try:
             async with asyncio.timeout_at(until):
-                return await asyncio.wrap_future(work)
+                ref = await asyncio.wrap_future(work)
         except OSError as error:  # TimeoutError is one
+            # A store that refuses answers: no call waits for it.
+            self._next_try = _pause_end() if isinstance(error, TimeoutError) else None
             self._warn(blobs.place, str(error) or f"it has not answered within {STORE_S:g} s")
             raise UnstoredError("unstored") from None
+        self._next_try = None
+        return ref
+
+    def _try(self) -> None:
+        """Raises UnstoredError while the store hangs. After the pause one value is tried, and the others don't wait for it."""
+        if self._next_try is None:
+            return
+        if asyncio.get_running_loop().time() < self._next_try:
+            raise UnstoredError("unstored")
+        self._next_try = _pause_end()
 
     def _warn(self, store: str, reason: str) -> None:
         if time.monotonic() >= self._warn_after:
@@ -99,3 +118,7 @@ class BlobWriter:
     def _release(self, size: int) -> None:
         with self._lock:
             self.pending_bytes -= size
+
+
+def _pause_end() -> float:
+    return asyncio.get_running_loop().time() + PAUSE_S

@@ -72,7 +72,7 @@ class Capture:
         self._background: set[asyncio.Task[None]] = set()
 
     async def answered(self, spec: CallSpec, answer: Answer, media: Sequence[Medium] = ()) -> None:
-        """Returns when the call is on the log; `media` are those of its prompt.
+        """Returns when the call is on the log; `media` are those of its whole prompt.
 
         Raises RefusalError if it may not be on the log, after disowning it; RecordTooLargeError: it isn't. A cancelled caller must disown
         the call itself: it knows the reason.
@@ -90,7 +90,7 @@ class Capture:
             ) from None
         self._metrics.ack_s.observe(time.perf_counter() - began)
         logged = LoggedCall(record, spec.request.messages, spec.transcript, answer.message)
-        spec.claim.add(logged, answer.prompt_ids)
+        spec.claim.add(logged, answer.prompt_ids, media)
 
     def unanswered(self, spec: CallSpec, outcome: CallOutcome, error: CallError) -> None:
         """Records a failed or abandoned call in the background."""
@@ -163,10 +163,12 @@ class Capture:
 
 
 def answered_record(spec: CallSpec, answer: Answer, media: Sequence[Medium] = ()) -> Completion:
-    """The record of an answered call; `media` are those of its prompt."""
+    """The record of an answered call; `media` are those of its whole prompt."""
+    history = spec.claim.history
+    prompt = history.prompt_delta(answer, media)
     return msgspec.structs.replace(
-        _completion(spec, CallOutcome.ANSWERED, spec.claim.history.prompt_delta(answer, media)),
-        media=list(media),
+        _completion(spec, CallOutcome.ANSWERED, prompt),
+        media=history.media_delta(media, prompt),
         sampled=answer.sampled_ids,
         logprobs=answer.logprobs,
         logprobs_mode=answer.logprobs_mode,

@@ -28,7 +28,7 @@ from topics.types.completion import Medium
 from topics.types.tokens import unpack_ids
 
 MEDIA_TYPE = re.compile(r"[a-z0-9.+/-]{1,64}")
-"""Others aren't recorded: the type stands on each later call of the conversation."""
+"""Others aren't recorded: the type stands in each trajectory, and an agent chooses it."""
 
 
 class PromptMedia:
@@ -56,20 +56,20 @@ class PromptMedia:
         first = [self._recorded(part, until) for _, part in parts[len(inherited) :]]
         media = await asyncio.gather(*again, *first)
         if answer.media_positions is not None and len(answer.media_positions) == len(parts):
-            pairs = zip(media, answer.media_positions, strict=True)
-            return [replace(medium, position=position) for medium, position in pairs]
+            return [_placed(medium, at) for medium, at in zip(media, answer.media_positions, strict=True)]
         prompt = unpack_ids(answer.prompt_ids)
         bound = history.continued(base, prompt) if len(inherited) == len(before) else None
         if bound is None:
-            return [replace(medium, position=None) for medium in media]
+            return [_placed(medium, None) for medium in media]
         new = media[len(inherited) :]
-        return [*media[: len(inherited)], *(replace(medium, position=min(bound, len(prompt) - 1)) for medium in new)]
+        return [*media[: len(inherited)], *(_placed(medium, min(bound, len(prompt) - 1)) for medium in new)]
 
     async def _kept(self, medium: Medium, part: MediaPart, until: float) -> Medium:
         """An earlier call's medium, stored now if it wasn't."""
         if medium.blob is not None or medium.unproven or not self._writer.has_store:
             return medium
-        return replace(medium, blob=(await self._recorded(part, until)).blob)
+        stored = await self._recorded(part, until)
+        return medium if stored.blob is None else replace(medium, blob=stored.blob)
 
     async def _recorded(self, part: MediaPart, until: float) -> Medium:
         task = self._under_way.get(id(part))
@@ -88,6 +88,11 @@ class PromptMedia:
         except UnstoredError as error:
             self._metrics.media_unstored.labels(error.reason).inc()
             return medium
+
+
+def _placed(medium: Medium, position: int | None) -> Medium:
+    """The medium itself where its place is known: calls share it in memory."""
+    return medium if medium.position == position else replace(medium, position=position)
 
 
 def _digested(part: MediaPart) -> tuple[Medium, bytes | None]:

@@ -156,7 +156,7 @@ def _spans(call: Completion | Call) -> Row:
     }
 
 
-def _media(of: Completion | Call | Node) -> bytes | None:
+def _media(of: Completion | Node) -> bytes | None:
     return msgspec.json.encode(of.media) if of.media else None
 
 
@@ -173,7 +173,7 @@ TRAJECTORY_FIELDS = (
 CALL_FIELDS = (
     "call_id", "branch", "kind", "outcome", "dialect", "received_at", "completed_at", "prompt_tokens", "sampled_tokens",
     "finish_reason", "policy_version", "model_served", "reward", "realigned", "engine", "logprobs_mode", "publication",
-    "prompt_doubt", "routed_experts", "sampling_mask", "uncaptured",
+    "prompt_doubt", "media", "routed_experts", "sampling_mask", "uncaptured",
 )  # fmt: skip
 
 
@@ -196,7 +196,6 @@ def _trajectory(trajectory: Trajectory, at: Row) -> Rows:
             "call": index,
             "parent_id": call.parent,
             "sampling": sampling,
-            "media": _media(call),
             "plain": call.sampling.plain,
         }
         yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | values | _spans(call)

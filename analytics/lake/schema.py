@@ -83,7 +83,6 @@ FACTS = (
     Column(
         "prompt_doubt", TEXT, "why the engine may have read another prompt than is recorded; null: nothing shows that"
     ),
-    Column("media", TEXT, "JSON array: the prompt's images and sounds; null: none, and in older files"),
     Column("routed_experts", TEXT, "blob reference: the experts chosen for each token; null: not captured"),
     Column("sampling_mask", TEXT, "blob reference: the tokens that truncation left; null: not captured"),
     Column("uncaptured", TEXTS, "reason by `routed_experts` or `sampling_mask`; null in older files"),
@@ -189,6 +188,12 @@ COMPLETIONS = Table(
         Column("unsaid_calls", INT, "sampled tool calls not sent to the harness, which takes one at a time"),
         *FACTS,
         Column(
+            "media",
+            TEXT,
+            "JSON array: the images and sounds that begin in `prompt_rest`, or all of the prompt's (docs/events.md); "
+            "null: none, and in older files",
+        ),
+        Column(
             "rejects",
             pa.list_(TEXT),
             "earlier calls with this very prompt whose answers the harness had received whole; null in older files",
@@ -282,6 +287,7 @@ TRAJECTORY_CALLS = Table(
         Column("engine", TEXT, "its name in the proxy's settings; empty or null in older files"),
         Column("logprobs_mode", TEXT, "raw, processed (after temperature and truncation), or unknown"),
         *FACTS,
+        Column("media", INT, "images and sounds in its prompt; null in older files"),
         Column(
             "plain",
             FLAG,

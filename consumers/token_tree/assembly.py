@@ -58,7 +58,7 @@ def trajectory(
         empty(build),
         nodes=nodes,
         calls=[
-            call_of(call, tree.parents[index], tree.branches[index], rewards.get(call.call_id))
+            call_of(call, tree.media[index], tree.parents[index], tree.branches[index], rewards.get(call.call_id))
             for index, call in enumerate(tree.calls)
         ],
         traces=_credit(tree, kept, options),
@@ -125,8 +125,8 @@ def _credit(tree: TokenTree, traces: list[Trace], options: Options) -> list[Trac
     ]
 
 
-def call_of(call: Completion, parent: str | None, branch: str | None, reward: float | None = None) -> Call:
-    """A call as a trajectory lists it. `parent`: a call id."""
+def call_of(call: Completion, media: int, parent: str | None, branch: str | None, reward: float | None = None) -> Call:
+    """A call as a trajectory lists it. `media`: how many its prompt has; `parent`: a call id."""
     return Call(
         call_id=call.call_id,
         kind=call.kind,
@@ -149,7 +149,7 @@ def call_of(call: Completion, parent: str | None, branch: str | None, reward: fl
         logprobs_mode=call.logprobs_mode,
         publication=call.publication,
         prompt_doubt=call.prompt_doubt,
-        media=call.media,
+        media=media,
         routed_experts=call.routed_experts,
         sampling_mask=call.sampling_mask,
         uncaptured=call.uncaptured,

@@ -5,11 +5,12 @@ Owns the vocabulary that trajectories, the lake and people share; `placement.py`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from consumers.token_tree.prefixes import Segment
-from topics.types.completion import Completion
+from topics.types.completion import Completion, Medium
 
 
 class Branch(StrEnum):
@@ -72,6 +73,8 @@ class PlacedCall:
     """The call whose prompt and sampled tokens are the longest prefix of its prompt."""
     divergence: Divergence | None
     """The answer below the parent's that its prompt doesn't repeat in full; None if there is no such answer."""
+    media: Sequence[Medium]
+    """The images and sounds of its whole prompt."""
     branch: Branch | None
     """None for a plain continuation, and for a call that wasn't answered."""
 

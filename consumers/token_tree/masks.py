@@ -96,7 +96,7 @@ def masks(
             return Masked(place.value)
         if call.prompt_doubt is not None:
             return Masked.PROMPT_DIFFERS
-        if any(medium.unproven for medium in call.media):
+        if any(medium.unproven for medium in place.media):
             return Masked.MEDIA_UNKNOWN
         if place.sampled and not has_logprobs(call):
             return Masked.INVALID_LOGPROBS
@@ -131,9 +131,9 @@ def _filtered(place: PlacedCall, filters: Filters, status: Status) -> Masked | N
         return Masked.FILTERED_NOT_PLAIN
     if filters.drop_truncated and place.call.finish_reason == "length":
         return Masked.FILTERED_TRUNCATED
-    if filters.drop_media and place.call.media:
+    if filters.drop_media and place.media:
         return Masked.FILTERED_MEDIA
-    if filters.max_tokens is not None and place.end.end - MARKS * len(place.call.media) > filters.max_tokens:
+    if filters.max_tokens is not None and place.end.end - MARKS * len(place.media) > filters.max_tokens:
         return Masked.FILTERED_LONG
     return None
 

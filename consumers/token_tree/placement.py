@@ -9,7 +9,7 @@ memory are linear in the tokens that the log holds. `masks.py` decides what is t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from consumers.token_tree.divergence import after_prompt, before_answer, end_of
 from consumers.token_tree.prefixes import Segment, root
 from topics.calls.media_marks import continuation
 from topics.calls.threads import Thread, thread_of
-from topics.types.completion import CallOutcome, Completion
+from topics.types.completion import CallOutcome, Completion, Medium
 from topics.types.tokens import WIDTH, Ids, unpack_ids
 
 
@@ -55,30 +55,31 @@ class _Placer:
         new_ids, sampled = _ids(call.prompt.rest), _ids(call.sampled if is_answered else b"")
         if new_ids is None or sampled is None:
             return Branch.INVALID_TOKENS
-        prompt = self._prompt(call, new_ids)
-        if isinstance(prompt, Branch):
-            return prompt
+        found = self._prompt(call, new_ids)
+        if isinstance(found, Branch):
+            return found
+        prompt, media = found
         if call.prompt.chain and call.prompt.chain != self._chain.link(prompt):
             return Branch.CHAIN_DIFFERS
         parent = self._parent(prompt, call)
         divergence = self._divergence(prompt, parent)
         branch = self._branch(prompt, parent, divergence, call) if is_answered else None
-        placed = PlacedCall(index, call, prompt, prompt.extend(sampled), parent, divergence, branch)
+        placed = PlacedCall(index, call, prompt, prompt.extend(sampled), parent, divergence, media, branch)
         self._by_id[call.call_id] = placed
         if placed.sampled and call.call_id not in self._disowned:
             self._index(placed)
         return placed
 
-    def _prompt(self, call: Completion, new_ids: Ids) -> Segment | Branch:
-        """Where a prompt ends; the reason if its base has no place, is too short, or has other media in what is shared."""
+    def _prompt(self, call: Completion, new_ids: Ids) -> tuple[Segment, Sequence[Medium]] | Branch:
+        """Where a prompt ends, and its media; the reason if its base has no place, is too short, or has other media in what is shared."""
         base = None if call.prompt.base is None else self._by_id.get(call.prompt.base)
         if base is None and call.prompt.base is not None:
             return Branch.BASE_MISSING
-        found = continuation(call.prompt.shared, new_ids, call.media, base.call.media if base else ())
+        found = continuation(call.prompt.shared, new_ids, call.media, base.media if base else ())
         if found is None:
             return Branch.CHAIN_DIFFERS
         start = (base.end if base else self._root).at(found.shared)
-        return Branch.BASE_MISSING if start is None else start.extend(found.rest)
+        return Branch.BASE_MISSING if start is None else (start.extend(found.rest), found.media)
 
     def _parent(self, prompt: Segment, call: Completion) -> PlacedCall | None:
         """Of several calls that sampled the same tokens: first one of the same thread, then the last, which a harness that retries uses."""

@@ -45,6 +45,8 @@ class TokenTree:
     """Ids of the calls whose answers the prompts diverge from."""
     branches: list[Branch | None]
     masked: list[Masked | None]
+    media: list[int]
+    """Images and sounds in the prompts; of a call without a place, those that its record lists."""
     sampled: list[list[int]]
     """Indexes into `nodes` of the call's sampled tokens, ascending: a path."""
     drift: Counter[Drift]
@@ -85,6 +87,7 @@ def grow(
         diverged_from=[place.divergence.call.call.call_id if place and place.divergence else None for place in found],
         branches=[each.branch if isinstance(each, PlacedCall) else each for each in placed],
         masked=masked,
+        media=[len(place.media if place else call.media) for place, call in zip(found, calls, strict=True)],
         sampled=[nodes.sampled.get(place, []) if place else [] for place in found],
         drift=Counter(d for p, m in zip(placed, masked, strict=True) if (d := _drift(p, m)) is not None),
     )
@@ -133,7 +136,7 @@ class _Nodes:
 
     def add(self, place: PlacedCall) -> None:
         """Add a call's path, with nodes of its own for its sampled tokens. Its parent was added before: the parent's prompt is shorter."""
-        self._media[place] = first_tokens(place.call.media, place.prompt.end)
+        self._media[place] = first_tokens(place.media, place.prompt.end)
         at, missing = self._shared(place)
         for segment in reversed(missing):
             at = self._copy(at, segment, place, is_sampled=False)
@@ -193,7 +196,7 @@ def _index(first_token: tuple[int, Medium]) -> int:
 
 
 def _node(copy: _Copy, masked: Sequence[Masked | None], media: list[Medium]) -> Node:
-    tokens = unmarked(copy.segment.ids) if copy.place.call.media else copy.segment.ids
+    tokens = unmarked(copy.segment.ids) if copy.place.media else copy.segment.ids
     if not copy.is_sampled:
         return Node(copy.parent, tokens.tobytes(), media=media)
     index, call = copy.place.index, copy.place.call

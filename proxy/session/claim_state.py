@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from proxy.chat import ChatRequest, RepeatedAnswer
 from proxy.errors import REQUESTS_FAULT
 from proxy.request_limits import CALL_S
 from proxy.session.endings import EndableCall
-from proxy.session.history import MEDIUM_BYTES, CallHistory, Transcript, frame_of, transcript
+from proxy.session.history import CallHistory, Transcript, frame_of, transcript
 from proxy.session.limits import ClaimUsage
 from proxy.session.logged_calls import LoggedCall, expanded
 from proxy.session.recovery import ClaimLog
@@ -25,9 +25,9 @@ from proxy.session.repeats import RepeatIndex
 from proxy.session.seen import SeenAnswers
 from proxy.session.stored import StoredCalls
 from proxy.session.turns import SampledTurns
-from topics.calls.delta import Spelled
+from topics.calls.delta import MEDIUM_BYTES, Spelled
 from topics.environment.keys import KeyClaims
-from topics.types.completion import CallError, Completion
+from topics.types.completion import CallError, Completion, Medium
 from topics.types.last_call import LastCall
 from topics.types.tokens import count
 
@@ -78,15 +78,16 @@ class ClaimState:
             + read_back
         )
 
-    def add(self, call: LoggedCall, prompt: bytes, *, is_disowned: bool = False) -> None:
-        """Adds an acknowledged call; `prompt` is in full, int32 LE. Nobody has seen the answer of a disowned call."""
+    def add(self, call: LoggedCall, prompt: bytes, media: Sequence[Medium] = (), *, is_disowned: bool = False) -> None:
+        """Adds an acknowledged call. `prompt` is in full, int32 LE, and `media` are those of the whole prompt. Nobody has seen the answer
+        of a disowned call."""
         record, call_id = call.record, call.record.call_id
         self._known.add(call_id)
         if record.routed_experts is not None and record.prompt_doubt is None:
             self._routed.add(call_id)
         self.last_call = LastCall()
         self.usage.add(count(record.sampled))
-        self.history.add(call_id, call.transcript, prompt, record.sampled, call.answer, record.media)
+        self.history.add(call_id, call.transcript, prompt, record.sampled, call.answer, media)
         if is_disowned:
             return
         frame = frame_of(record.engine, call.transcript.tools_digest, record.tool_choice, record.reasoning_effort)
@@ -159,9 +160,9 @@ class ClaimState:
         self._log = log
         self._log_bytes = sum(_bytes(record) for record in log.calls)
         for call in expanded(log.calls):
-            prompt = self.history.expanded(call.record.prompt)
+            prompt = self.history.expanded(call.record)
             if call.record.call_id not in self._known and prompt is not None:
-                self.add(call, prompt, is_disowned=call.record.call_id in log.disowned)
+                self.add(call, prompt.ids, prompt.media, is_disowned=call.record.call_id in log.disowned)
 
     def _unknown(self, request: ChatRequest) -> set[bytes | str]:
         """Digests of the turns that the request repeats and aren't known, and the id of the call that it continues if that isn't."""

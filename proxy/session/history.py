@@ -14,13 +14,12 @@ import msgspec
 
 from proxy.chat import Answer, Message, Tool
 from topics.calls.delta import MessageIndex, PromptIndex, Spelled
-from topics.types.completion import Medium, MessageDelta, TokenDelta
+from topics.calls.media_marks import listed, whole
+from topics.types.completion import Completion, Medium, MessageDelta, TokenDelta
 from topics.types.tokens import Ids, common_prefix, count, pack_ids, unpack_ids
 
 CALLS = 4096
-"""Calls whose tools and media are known: as many as `proxy/session/turns.py` keeps turns."""
-MEDIUM_BYTES = 400
-"""Estimated size of a medium in memory."""
+"""Calls whose tools are known: as many as `proxy/session/turns.py` keeps turns."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -66,6 +65,13 @@ class _Known(NamedTuple):
 
     tools_digest: bytes
     prompt_tokens: int
+
+
+class Prompt(NamedTuple):
+    """A prompt in full."""
+
+    ids: bytes
+    """int32 LE."""
     media: Sequence[Medium]
 
 
@@ -76,13 +82,11 @@ class CallHistory:
         self._prompts = PromptIndex()
         self._messages = MessageIndex()
         self._known: dict[str, _Known] = {}
-        self._media = 0
-        """Number of media in `_known`."""
 
     @property
     def size(self) -> int:
         """Estimated bytes in memory."""
-        return self._prompts.size + self._messages.size + MEDIUM_BYTES * self._media
+        return self._prompts.size + self._messages.size
 
     def transcript_delta(self, transcript: Transcript) -> TranscriptDelta:
         """A request's messages and tools, as deltas."""
@@ -95,14 +99,17 @@ class CallHistory:
         """An answer's prompt, as a delta."""
         return self._prompts.encode(unpack_ids(answer.prompt_ids), media)
 
+    def media_delta(self, media: Sequence[Medium], prompt: TokenDelta) -> list[Medium]:
+        """The media of a prompt, as its record lists them beside its delta."""
+        return listed(media, prompt.shared, self._prompts.media(prompt.base))
+
     def base_of(self, transcript: Transcript) -> tuple[str | None, int]:
         """The call that begins with most of a request's messages, and how many of them."""
         return self._messages.base_of(transcript.messages)
 
     def media(self, call_id: str | None) -> Sequence[Medium]:
         """The media of a call's prompt; none if it was forgotten."""
-        known = None if call_id is None else self._known.get(call_id)
-        return () if known is None else known.media
+        return self._prompts.media(call_id)
 
     def continued(self, call_id: str | None, prompt: Ids) -> int | None:
         """How many tokens of a call a prompt repeats; None if it doesn't repeat the call's whole prompt, or the call was forgotten."""
@@ -113,12 +120,17 @@ class CallHistory:
         shared = common_prefix(tokens, prompt)
         return shared if shared >= known.prompt_tokens else None
 
-    def expanded(self, prompt: TokenDelta) -> bytes | None:
-        """A prompt of the log in full, int32 LE; None if its base isn't known."""
-        if prompt.base is None:
-            return prompt.rest
-        shared = self._prompts.tokens(prompt.base, prompt.shared)
-        return None if shared is None else pack_ids(shared) + prompt.rest
+    def expanded(self, record: Completion) -> Prompt | None:
+        """The prompt of a call on the log; None if its base isn't known, or the record names other media than its base has."""
+        prompt = record.prompt
+        media = whole(record.media, prompt.shared, self._prompts.media(prompt.base))
+        shared = b""
+        if prompt.base is not None:
+            tokens = self._prompts.tokens(prompt.base, prompt.shared)
+            if tokens is None:
+                return None
+            shared = pack_ids(tokens)
+        return None if media is None else Prompt(shared + prompt.rest, media)
 
     def tokens(self, call_id: str) -> Ids | None:
         """A call's prompt and sampled tokens; None if they were forgotten."""
@@ -133,10 +145,9 @@ class CallHistory:
         answer: Message,
         media: Sequence[Medium] = (),
     ) -> None:
-        """Adds a call that is on the log; `prompt`, in full, and `sampled` are int32 LE, `media` are the prompt's."""
+        """Adds a call that is on the log; `prompt`, in full, and `sampled` are int32 LE, `media` are those of the whole prompt."""
         self._prompts.add(call_id, unpack_ids(prompt), unpack_ids(sampled), media)
         self._messages.add(call_id, transcript.messages, answer)
         if len(self._known) >= CALLS:
-            self._known, self._media = {}, 0
-        self._media += len(media)
-        self._known[call_id] = _Known(transcript.tools_digest, count(prompt), media)
+            self._known = {}
+        self._known[call_id] = _Known(transcript.tools_digest, count(prompt))

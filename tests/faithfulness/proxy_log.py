@@ -16,6 +16,7 @@ from proxy.session.seen import Question, SeenAnswers
 from tests.consumers.token_tree.transcripts import completion
 from tests.faithfulness.lived import UNPROVEN, Lived, Read, Version, ids_of, images_of
 from topics.calls.delta import BLOCK, PromptIndex
+from topics.calls.media_marks import listed
 from topics.types.completion import CallOutcome, Completion, Medium, PolicySpan, TokenDelta
 from topics.types.tokens import Ids, pack_ids, pack_logprobs, unpack_ids
 
@@ -92,9 +93,11 @@ class ProxyLog:
         first = call.versions[0] if call.versions else (None, None)
         lineage = {"thread": call.thread} if call.thread else {}
         lineage |= {"retry": "1"} if call.is_retry else {}
+        media = self._media(call) if is_answered else []
+        prompt = self._prompts.encode(_ids(call.prompt), media) if is_answered else TokenDelta(b"")
         return completion(
             call.call_id,
-            self._prompts.encode(_ids(call.prompt), self._media(call)) if is_answered else TokenDelta(b""),
+            prompt,
             call.sampled,
             session_id=self._session_id,
             logprobs=pack_logprobs(call.logprobs),
@@ -114,7 +117,7 @@ class ProxyLog:
             policy_spans=_spans(call.versions),
             rejects=rejects,
             prompt_doubt=call.prompt_doubt,
-            media=self._media(call) if is_answered else [],
+            media=listed(media, prompt.shared, self._prompts.media(prompt.base)),
         )
 
 
@@ -152,9 +155,9 @@ def _damaged(record: Completion, kind: str, random: Random) -> Completion | None
         case "invalid_tokens" if prompt.rest:
             negative = pack_ids([-1]) + prompt.rest[4:]
             changed = {"prompt": msgspec.structs.replace(prompt, rest=random.choice([negative, prompt.rest[:-1]]))}
-        case "chain_differs" if (image := _shared_image(record)) is not None:
-            other_image = msgspec.structs.replace(record.media[image], digest="d" * 64)
-            changed = {"media": [*record.media[:image], other_image, *record.media[image + 1 :]]}
+        case "chain_differs" if prompt.shared and random.random() < 0.5:
+            # It names an image in the shared part that its base doesn't have.
+            changed = {"media": [Medium("d" * 64), *record.media]}
         case "chain_differs" if prompt.rest and prompt.shared < _verified(prompt):
             other = unpack_ids(prompt.rest).copy()
             other[0] += 1
@@ -163,12 +166,6 @@ def _damaged(record: Completion, kind: str, random: Random) -> Completion | None
             unusable = pack_logprobs([random.choice([float("nan"), float("-inf"), -9999.0])])
             changed = {"logprobs": random.choice([record.logprobs[4:], unusable + record.logprobs[4:], b""])}
     return None if changed is None else msgspec.structs.replace(record, **changed)
-
-
-def _shared_image(record: Completion) -> int | None:
-    """Index of an image in what a prompt shares with its base; None if there is none."""
-    shared = record.prompt.shared
-    return next((at for at, medium in enumerate(record.media) if (medium.position or 0) < shared), None)
 
 
 def _verified(prompt: TokenDelta) -> int:

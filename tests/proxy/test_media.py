@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
+from consumers.token_tree.branches import PlacedCall
+from consumers.token_tree.placement import place_calls
 from proxy.blob_writer import BlobWriter
 from proxy.capture import CallSpec, answered_record
 from proxy.chat import Answer, AudioPart, AudioUrl, ChatRequest, ImagePart, ImageUrl, Message, TextPart, Usage
@@ -107,8 +109,17 @@ class Session:
         spec = CallSpec(f"c{len(self.log)}", self.claim, "openai_chat", "default", request, spelled, len(self.log))
         media = await self.media.of(request, spelled, self.claim.history, answer)
         self.log.append(answered_record(spec, answer, media))
-        self.claim.add(LoggedCall(self.log[-1], messages, spelled, message), answer.prompt_ids)
+        self.claim.add(LoggedCall(self.log[-1], messages, spelled, message), answer.prompt_ids, media)
         return self.log[-1]
+
+    def media_of(self, record: Completion) -> list[Medium]:
+        """The media of a call's whole prompt, as the builder reads them from the log."""
+        [found] = [
+            placed.media
+            for placed in place_calls(self.log, frozenset())
+            if isinstance(placed, PlacedCall) and placed.call is record
+        ]
+        return list(found)
 
     def built(self) -> Trajectory:
         return PrefixMerging().build(BuiltFrom(build_record(), self.log, frozenset()))
@@ -205,7 +216,7 @@ def test_no_token_is_trained_after_other_images_than_it_was_sampled_after(
 def test_no_token_before_the_place_of_an_image_depends_on_it(turns: list[Turn], has_positions: bool) -> None:
     session, *_ = lived(turns, has_positions)
     for record, (messages, _, header) in zip(session.log, conversations(turns), strict=True):
-        places, bounds = rendered(messages, header).positions, [one.position or 0 for one in record.media]
+        places, bounds = rendered(messages, header).positions, [one.position or 0 for one in session.media_of(record)]
         assert bounds == places if has_positions else all(map(le, bounds, places))
 
 
@@ -238,7 +249,8 @@ def test_a_new_owner_knows_the_images_of_the_log(turns: list[Turn], has_position
     for call, record in zip(conversations(turns), session.log, strict=True):
         before = recorded_again(session, *call)
         assert recorded_again(again, *call) == before
-        assert [one.digest for one in before] == [one.digest for one in record.media]
+        assert [one.digest for one in before] == [one.digest for one in session.media_of(record)]
+        assert now.history.media(record.call_id) == session.claim.history.media(record.call_id)
 
 
 def recorded_again(session: Session, messages: list[Message], text: str, header: int) -> list[Medium]:
@@ -271,7 +283,7 @@ async def test_without_places_a_prompt_that_begins_otherwise_names_no_place() ->
     first = await session.ask(talk, "one", 3)
     assert [one.position for one in first.media] == [len(rendered([user("x"), answer], 3).ids) - 1]
     talk += [answer, user("z", BLUE)]
-    assert [one.position for one in (await session.ask(talk, "one")).media] == [None, None]
+    assert [one.position for one in session.media_of(await session.ask(talk, "one"))] == [None, None]
 
 
 async def test_without_places_a_prompt_that_lacks_an_image_of_the_call_that_it_repeats_names_no_place() -> None:
@@ -281,7 +293,7 @@ async def test_without_places_a_prompt_that_lacks_an_image_of_the_call_that_it_r
     assert [one.position for one in other.media] == [None]
 
 
-async def test_an_image_is_stored_once_and_each_call_names_it(tmp_path: Path) -> None:
+async def test_an_image_is_stored_once_and_named_by_the_call_that_brings_it(tmp_path: Path) -> None:
     class Counted(FolderBlobs):
         puts = 0
 
@@ -293,10 +305,25 @@ async def test_an_image_is_stored_once_and_each_call_names_it(tmp_path: Path) ->
     session = Session(has_positions=True, media=kept_in(blobs))
     first = await session.ask([user("x", RED)], "one")
     second = await session.ask([user("x", RED), Message("assistant", "one"), user("y", BLUE)], "two")
-    assert [one.media_type for one in second.media] == ["image/png"] * 2
-    assert [one.digest for one in second.media] == [sha256(data).hexdigest() for data in (RED, BLUE)]
-    assert [blobs.get(one.blob or "") for one in second.media] == [RED, BLUE]
-    assert (first.media, blobs.puts) == (second.media[:1], 2)
+    assert (first.media, second.media) == (session.media_of(second)[:1], session.media_of(second)[1:])
+    for record, data in ((first, RED), (second, BLUE)):
+        [one] = record.media
+        assert (one.media_type, one.digest) == ("image/png", sha256(data).hexdigest())
+        assert blobs.get(one.blob or "") == data
+    assert blobs.puts == 2
+
+
+@pytest.mark.parametrize("has_positions", [True, False])
+async def test_a_conversation_writes_each_image_once(has_positions: bool) -> None:
+    session, talk, calls = Session(has_positions), list[Message](), 100
+    for number in range(calls):
+        talk.append(user("x", b"%d" % number))
+        await session.ask(list(talk), "one")
+        talk.append(Message("assistant", "one"))
+    assert [len(record.media) for record in session.log] == [1] * calls
+    trajectory = session.built()
+    assert [call.media for call in trajectory.calls] == list(range(1, calls + 1))
+    assert sum(len(node.media) for node in trajectory.nodes) == calls
 
 
 async def test_without_a_store_the_digest_alone_is_recorded(tmp_path: Path) -> None:
@@ -336,7 +363,7 @@ async def test_an_image_whose_bytes_the_proxy_doesnt_have_is_unproven_and_masks_
     ("media_type", "recorded"), [("image/" + "x" * 58, True), ("image/" + "x" * 59, False), ("a b", False)]
 )
 def test_a_media_type_that_is_none_isn_t_recorded(media_type: str, recorded: bool) -> None:
-    """It stands on each call of a trajectory, and an agent chooses it."""
+    """It stands in each trajectory, and an agent chooses it."""
     session = Session(has_positions=True)
     picture = ImagePart(ImageUrl(f"data:{media_type};base64,{b64encode(RED).decode()}"))
     [medium] = asyncio.run(session.ask([Message("user", [picture])], "one")).media

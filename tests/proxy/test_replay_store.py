@@ -72,6 +72,7 @@ async def test_values_beyond_the_limit_on_memory_are_given_up_until_the_store_ha
 ) -> None:
     """Also after the deadline: the thread still holds the value."""
     monkeypatch.setattr(blob_writer, "STORE_S", 0.05)
+    monkeypatch.setattr(blob_writer, "PAUSE_S", 0.0)
     monkeypatch.setattr(blob_writer, "PENDING_BYTES", 5)
     blobs = HungBlobs(tmp_path)
     store = ReplayStore(writer := BlobWriter(blobs), ProxyMetrics())
@@ -79,6 +80,7 @@ async def test_values_beyond_the_limit_on_memory_are_given_up_until_the_store_ha
     assert (first.uncaptured, second.uncaptured) == ({"routed_experts": "unstored"}, {"routed_experts": "busy"})
     blobs.may_answer.set()
     await eventually(lambda: writer.pending_bytes == 0)
+    monkeypatch.setattr(blob_writer, "STORE_S", 60.0)
     assert (await store.stored("c", answer(value(b"zzzz")))).uncaptured == {}
 
 

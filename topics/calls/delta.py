@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from topics.calls.media_marks import marked, unmarked
+from topics.calls.media_marks import MARKS, marked, unmarked
 from topics.types.completion import Medium, MessageDelta, TokenDelta
 from topics.types.tokens import IDS, Ids, common_prefix, pack_ids
 
@@ -23,7 +23,9 @@ BLOCK = 256
 """Tokens a link of the hash chain covers."""
 LINK_BYTES = 16
 MAX_TOKENS = 4 * 1024 * 1024
-"""Unique tokens in an index, 16 MiB; beyond that it keeps only the newest call."""
+"""Unique tokens in an index, 16 MiB, and references to media; beyond that it keeps only the newest call."""
+MEDIUM_BYTES = 400
+"""Estimated size of a medium in memory."""
 MAX_MESSAGES = 64 * 1024
 
 
@@ -94,14 +96,18 @@ class PromptIndex:
         self._max_tokens = max_tokens
         self._root = _Strand(None, 0)
         self._kept = 0
+        """Tokens, and references to media."""
         self._ends: dict[str, tuple[_Strand, int]] = {}
         """Where each call ends."""
-        self._with_media: set[str] = set()
+        self._media: dict[str, Sequence[Medium]] = {}
+        """The media of the calls that have any."""
+        self._media_kept = 0
+        """Of those media, the ones that calls don't have in common."""
 
     @property
     def size(self) -> int:
         """Estimated bytes in memory: a strand's buffer has room for more tokens, and a call has an end and an id."""
-        return 5 * self._kept + 250 * len(self._ends)
+        return 5 * self._kept + 250 * len(self._ends) + MEDIUM_BYTES * self._media_kept
 
     def encode(self, prompt: Ids, media: Sequence[Medium] = ()) -> TokenDelta:
         """A prompt with its media as a delta against the added calls; in full if nothing is shared."""
@@ -124,8 +130,8 @@ class PromptIndex:
         if call_id in self._ends or not len(tokens):
             return
         strand, shared = self._find(tokens)
-        if self._kept + len(tokens) - shared > self._max_tokens:
-            self._root, self._kept, self._ends, self._with_media = _Strand(None, 0), 0, {}, set()
+        if self._kept + len(tokens) - shared + len(media) > self._max_tokens:
+            self._root, self._kept, self._ends, self._media, self._media_kept = _Strand(None, 0), 0, {}, {}, 0
             strand, shared = self._root, 0
         if shared < len(tokens):
             known = shared // BLOCK
@@ -140,14 +146,20 @@ class PromptIndex:
         strand.note(call_id, len(tokens))
         self._ends[call_id] = strand, len(tokens)
         if media:
-            self._with_media.add(call_id)
+            self._media[call_id] = media
+            self._kept += len(media)
+            self._media_kept += -(-int(np.count_nonzero(tokens[shared:] < 0)) // MARKS)
+
+    def media(self, call_id: str | None) -> Sequence[Medium]:
+        """The media of a call's prompt; none of an unknown call."""
+        return self._media.get(call_id, ()) if call_id is not None else ()
 
     def tokens(self, call_id: str, length: int | None = None) -> Ids | None:
         """The first `length` token ids (None: all) of a call's prompt and sampled tokens; None for an unknown or shorter call."""
         strand, end = self._ends.get(call_id, (None, 0))
         if strand is None:
             return None
-        if call_id in self._with_media:
+        if call_id in self._media:
             ids = unmarked(self._beginning(strand, end))
             return None if length is not None and length > len(ids) else ids[:length]
         length = end if length is None else length

@@ -68,6 +68,7 @@ class _Known(msgspec.Struct, frozen=True):
     """Those of the prompt that follow, then the sampled tokens."""
     prompt_length: int
     media: Sequence[Medium]
+    """Those of the whole prompt."""
     links: list[bytes]
     """Hash links of the blocks that end within `tokens`."""
 
@@ -128,7 +129,7 @@ class Resolver:
                 f"call {call.call_id}: its prompt as expanded isn't the one that was written (hash chain differs)"
             )
         tokens = np.concatenate((found.rest, sampled))
-        return _Known(delta.base, found.shared, tokens, len(prompt), call.media, made)
+        return _Known(delta.base, found.shared, tokens, len(prompt), found.media, made)
 
     def _tokens(self, call_id: str | None, length: int) -> Ids:
         """The first `length` marked tokens of a call's prompt and sampled tokens."""

@@ -240,7 +240,8 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     """Earlier calls of its thread with this very prompt whose answers the harness had received whole, and asked again. Each is named by
     the first call that asks again."""
     media: list[Medium] = []
-    """The images and sounds of the whole prompt, in its order."""
+    """The images and sounds that begin in `prompt.rest`, in the prompt's order; those before them are the base's. If one of them begins in
+    the shared part, the list is that of the whole prompt: more is known of the base's now, for example where one is stored."""
     routed_experts: str | None = None
     """Blob reference: the experts that the model's layers chose for each token. None: not captured."""
     sampling_mask: str | None = None

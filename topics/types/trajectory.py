@@ -66,8 +66,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """As in its Completion: with `policy_version` it identifies the weights."""
     prompt_doubt: str | None = None
     """As in its Completion; its tokens are masked."""
-    media: list[Medium] = []
-    """As in its Completion."""
+    media: int = 0
+    """Images and sounds in its prompt; nodes name them."""
     routed_experts: str | None = None
     """As in its Completion."""
     sampling_mask: str | None = None

@@ -131,8 +131,9 @@ class MessageTree:
 def _call(record: Completion, place: PlacedCall | Branch) -> Call:
     """The call as a trajectory would list it."""
     if isinstance(place, Branch):
-        return call_of(record, None, place)
-    return call_of(record, place.parent.call.call_id if place.parent is not None else None, place.branch)
+        return call_of(record, len(record.media), None, place)
+    parent = None if place.parent is None else place.parent.call.call_id
+    return call_of(record, len(place.media), parent, place.branch)
 
 
 def _gap(resolver: Resolver, record: Completion) -> str | None:

@@ -63,10 +63,10 @@ def call_document(story: CallStory) -> dict[str, Any]:
         **picked(call, "prompt_tokens sampled_tokens finish_reason policy_version publication"),
         "policy_spans": [msgspec.structs.asdict(span) for span in call.policy_spans],
         **picked(
-            call, "realigned model_served sampling reward engine logprobs_mode routed_experts sampling_mask uncaptured"
+            call,
+            "realigned model_served sampling reward engine logprobs_mode media routed_experts sampling_mask uncaptured",
         ),
         "plain": call.sampling.plain,
-        "media": [msgspec.structs.asdict(medium) for medium in call.media],
         "masked": story.masked,
         "disowned": story.disowned,
         "late": story.is_late,

@@ -203,7 +203,7 @@ TRAJECTORY = Trajectory(
         Call(
             "c0", "main", "answered", "openai_chat", 1_000, 2_000, 3, 3, finish_reason="stop", sampling=Sampling(top_k=5),
             policy_version=3, policy_spans=[PolicySpan(3, 0, 1, 17), PolicySpan(4, 1, 3)], realigned=2,
-            engine="policy", logprobs_mode="raw", publication=17, prompt_doubt="count", media=[Medium("00ff", "audio", 4)],
+            engine="policy", logprobs_mode="raw", publication=17, prompt_doubt="count", media=3,
             routed_experts="blob:sha256/01", sampling_mask="blob:sha256/02",
         ),
         Call("c1", "main", "answered", "openai_chat", 3_000, 2**60, 7, 1, parent="c0", branch="edited", reward=1.0, policy_version=4),
@@ -267,7 +267,6 @@ def trajectory_of(whole: Row, read: dict[str, list[Row]]) -> Trajectory:
                 completed_at=milliseconds(row["completed_at"] or EPOCH),
                 sampling=msgspec.json.decode(row["sampling"], type=Sampling),
                 policy_spans=spans_of(row),
-                media=media_of(row),
             )
             for row in read["trajectory_calls"]
         ],

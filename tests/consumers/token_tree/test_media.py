@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
+from consumers.token_tree.branches import PlacedCall
 from consumers.token_tree.masks import Masked
+from consumers.token_tree.placement import place_calls
 from consumers.token_tree.tree import grow
 from tests.consumers.token_tree.transcripts import build_record, completion, delta, tokens_of
 from topics.calls.delta import BLOCK, PromptIndex
-from topics.calls.media_marks import marks_of
+from topics.calls.media_marks import listed, marks_of
 from topics.calls.resolver import DeltaError, Resolver
 from topics.types.building import Filters
 from topics.types.completion import Completion, Medium, TokenDelta
@@ -101,9 +103,8 @@ class Written:
             prompt, sampled = array(call.ids), array(call.sampled)
             lineage = None if call.thread is None else {"thread": call.thread}
             written = self.index.encode(prompt, call.media)
-            self.records.append(
-                completion(call.call_id, written, list(call.sampled), media=call.media, lineage=lineage)
-            )
+            media = listed(call.media, written.shared, self.index.media(written.base))
+            self.records.append(completion(call.call_id, written, list(call.sampled), media=media, lineage=lineage))
             self.index.add(call.call_id, prompt, sampled, call.media)
 
 
@@ -160,12 +161,19 @@ def test_a_parent_is_the_longest_call_that_the_prompt_extends_images_included(hi
 
 
 @settings(deadline=None, max_examples=60)
-@given(conversations())
-def test_the_log_gives_back_prompts_as_they_were_read(history: list[FullCall]) -> None:
-    resolver, written = Resolver(), Written(history)
-    for call, record in zip(history, written.records, strict=True):
+@given(conversations(), st.sampled_from([10**6, 24]))
+def test_the_log_gives_back_prompts_as_they_were_read(history: list[FullCall], max_tokens: int) -> None:
+    """Also if the proxy forgets calls in between."""
+    resolver, written = Resolver(), Written(history, index=PromptIndex(max_tokens))
+    placed = place_calls(written.records, frozenset())
+    for call, record, place in zip(history, written.records, placed, strict=True):
         resolver.add(record)
         assert resolver.prompt(call.call_id).tolist() == call.ids
+        assert isinstance(place, PlacedCall)
+        assert place.media == call.media
+        if max_tokens == 24:
+            continue
+        assert written.index.media(call.call_id) == call.media or not call.media
         known = written.index.tokens(call.call_id, len(call.ids))
         assert known is not None
         assert known.tolist() == call.ids

@@ -22,7 +22,7 @@ from topics.environment.settings import Settings
 from topics.events import CancelRequested
 from topics.fleet import FleetState
 from topics.log import kafka as clients
-from topics.types.completion import Medium, Sampling
+from topics.types.completion import Sampling
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Accounting, Phase, SessionState, Stage, Status, TaskState
 from topics.types.task import body_hash, parse
@@ -283,7 +283,7 @@ def a_trajectory(index: int) -> Trajectory:
             sampling=Sampling(temperature=1.0),
             engine="large",
             logprobs_mode="raw",
-            media=[Medium("00ff"), Medium("0011", "audio")],
+            media=2,
         ),
         Call("c1", *call),
     ]

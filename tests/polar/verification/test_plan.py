@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from polar.verification.agreement import LARGEST, Agreement
 from polar.verification.plan import Piece, Plan, Served, Unscored, Weights, plans
 from polar.verification.report import Report, compared, unscored
-from topics.types.completion import Medium, PolicySpan, Sampling
+from topics.types.completion import PolicySpan, Sampling
 from topics.types.session import Status
 from topics.types.task import TRAINING_DEFAULTS
 from topics.types.tokens import pack_ids, pack_logprobs
@@ -78,7 +78,7 @@ def test_what_one_version_of_known_weights_sampled_is_scored_in_one_plan() -> No
         ({"policy_version": 3}, Weights(), Unscored.WEIGHTS_UNKNOWN),
         ({}, Weights(3, 12), Unscored.WEIGHTS_UNKNOWN),
         ({"policy_version": 0}, Weights(), Unscored.WEIGHTS_UNKNOWN),
-        ({"media": [Medium("d")]}, Weights(), Unscored.IMAGES),
+        ({"media": 1}, Weights(), Unscored.IMAGES),
         ({"sampling": Sampling(grammar=True)}, Weights(), Unscored.GRAMMAR),
         ({"sampling": Sampling(grammar=True), "logprobs_mode": "raw"}, Weights(), Unscored.GRAMMAR),
         ({"logprobs_mode": "unknown"}, Weights(), Unscored.LOGPROBS_MODE),

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from proxy.capture import CallSpec, answered_record
 from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool, ToolCall, Usage
 from proxy.session.claim_state import ClaimState
-from proxy.session.history import MEDIUM_BYTES, Transcript, transcript
+from proxy.session.history import Transcript, transcript
 from proxy.session.logged_calls import LoggedCall
 from proxy.session.recovery import ClaimLog
-from topics.calls.delta import Spelled, spell
+from topics.calls.delta import MEDIUM_BYTES, Spelled, spell
 from topics.environment.keys import KeyClaims
 from topics.types.completion import CallError, CallOutcome, Completion, Medium, MessageDelta, TokenDelta
 from topics.types.last_call import LastCall
@@ -190,17 +190,17 @@ def test_a_failed_call_is_told_unless_its_request_was_at_fault(code: str, is_our
 
 
 @pytest.mark.parametrize(
-    ("characters", "tokens", "store"),
-    [(10, 10, False), (2000, 300, False), (100, 1000, False), (100, 10, True)],
-    ids=["short", "long texts", "long prompts", "stored"],
+    ("characters", "tokens", "store", "images"),
+    [(10, 10, 0, 0), (2000, 300, 0, 0), (100, 1000, 0, 0), (100, 10, 1, 0), (10, 10, 0, 1)],
+    ids=["short", "long texts", "long prompts", "stored", "images"],
 )
-def test_a_claim_knows_about_how_much_memory_it_takes(characters: int, tokens: int, store: bool) -> None:
+def test_a_claim_knows_about_how_much_memory_it_takes(characters: int, tokens: int, store: bool, images: int) -> None:
     """Python's own count of what is left when only the claim is: within a third of `size`, some kB a call."""
     gc.collect()
     tracemalloc.start()
     try:
         began, _ = tracemalloc.get_traced_memory()
-        claim = _grown(300, characters, tokens, store=store)
+        claim = _grown(300, characters, tokens, store=bool(store), images=images)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0] - began
     finally:
@@ -218,13 +218,14 @@ def test_images_of_a_log_that_was_read_back_take_memory() -> None:
     assert claim.size > 1_000 * MEDIUM_BYTES
 
 
-def _grown(calls: int, characters: int, tokens: int, *, store: bool) -> ClaimState:
-    """A claim whose one conversation grows call by call."""
+def _grown(calls: int, characters: int, tokens: int, *, store: bool, images: int) -> ClaimState:
+    """A claim whose one conversation grows call by call, each time by so many characters, tokens and images."""
     claim = ClaimState(KEY)
-    messages, spelled, ids = list[Message](), Spelled(), list[int]()
+    messages, spelled, ids, media = list[Message](), Spelled(), list[int](), list[Medium]()
     for at in range(calls):
         messages.append(Message("user", f"{at} {'x' * characters}"))
         spelled.append(spell(messages[-1]))
+        media = [*media, *(_medium(images * at + number, len(ids)) for number in range(images))]
         ids += [at] * tokens
         prompt, sampled = pack_ids(ids), pack_ids([2 * at] * tokens)
         call = ToolCall(f"call_{at:032x}", FunctionCall("bash", f'{{"command": "{at}"}}'))
@@ -233,8 +234,12 @@ def _grown(calls: int, characters: int, tokens: int, *, store: bool) -> ClaimSta
         said = transcript(spelled.upto(len(messages)), [])
         request = ChatRequest(list(messages), store=store)
         spec = CallSpec(f"{at:032x}", claim, "openai_chat", "default", request, said, 0.0)
-        claim.add(LoggedCall(answered_record(spec, answer), list(messages), said, message), prompt)
+        claim.add(LoggedCall(answered_record(spec, answer, media), list(messages), said, message), prompt, media)
         messages.append(message)
         spelled.append(spell(message))
         ids += [2 * at] * tokens
     return claim
+
+
+def _medium(number: int, position: int) -> Medium:
+    return Medium(f"{number:064x}", position=position, media_type="image/png", blob=f"blob:sha256/{number:064x}")
