@@ -222,7 +222,8 @@ def test_the_head_names_an_opened_session_and_its_client() -> None:
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_call_without_an_answer_stands_with_its_error(ended: bool) -> None:
-    header, *rows = section(drawn(story(a_session(), ended=ended), width=200), "Calls").splitlines()
+    text = drawn(story(a_session(), ended=ended), width=200)
+    header, *rows = section(text, "Calls").split("\nTranscript\n")[0].splitlines()
     at = header.index("error")
     assert [row[at:].split()[0] for row in rows if " failed " in row] == ["bad_engine"]
 
