@@ -70,16 +70,18 @@ class Session:
         ttl_s: float = TTL_S,
         mode: Mode = "train",
         run: str | None = None,
+        label: str | None = None,
     ) -> Self:
         """Open a session of the system with the data folder `data`, or with `settings`, or of the one that `polar` would find.
 
         `task_id`: the task whose next sample this is; None makes a new task. `samples`: number of samples of a new task, by default
-        one. `ttl_s`: the session ends by itself after this time, at most a day. `run`: the run of a new task.
+        one. `ttl_s`: the session ends by itself after this time, at most a day. `run`: the run of a new task. `label`: your own
+        name for this session, one line of up to 128 characters.
 
         Raises SessionRefusedError. Raises NotReadyError if no control API or no coordinator answers.
         """
         found = settings if settings is not None else load(None if data is None else Path(data))
-        request = {"task_id": task_id, "num_samples": samples, "ttl_s": ttl_s, "mode": mode, "run": run}
+        request = {"task_id": task_id, "num_samples": samples, "ttl_s": ttl_s, "mode": mode, "run": run, "label": label}
         opened = _post(found, "/v1/sessions", {name: value for name, value in request.items() if value is not None})
         try:
             expires_at = datetime.fromisoformat(opened["expires_at"])

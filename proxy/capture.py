@@ -61,6 +61,8 @@ class CallSpec:
     kind: Kind = MAIN
     rejects: Sequence[str] = ()
     """As in `Completion`."""
+    client: str | None = None
+    """As in `Completion`."""
 
 
 class Capture:
@@ -215,4 +217,5 @@ def _completion(spec: CallSpec, outcome: CallOutcome, prompt: TokenDelta) -> Com
         choice=spec.choice,
         stored_from=request.stored_from,
         rejects=list(spec.rejects),
+        client=spec.client,
     )

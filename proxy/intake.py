@@ -17,7 +17,7 @@ from proxy.call_kinds import Kind, kind_of
 from proxy.capture import CallSpec
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
-from proxy.lineage import lineage_of
+from proxy.lineage import client_of, lineage_of
 from proxy.metrics import ProxyMetrics
 from proxy.session.claim_state import ClaimState
 from proxy.session.limits import admit
@@ -75,6 +75,7 @@ class Intake:
         seen = claim.seen.asked_again(question, received_at)
         # A client that counts a retry didn't get the answer, whatever was written to its connection.
         rejects = [] if is_retry(lineage) else seen
+        client = client_of(headers)
         specs = [
             CallSpec(
                 call_id=first_id if choice == 0 else f"{first_id}.{choice}",
@@ -88,6 +89,7 @@ class Intake:
                 lineage=lineage,
                 kind=kind,
                 rejects=rejects if choice == 0 else [],
+                client=client,
             )
             for choice in range(request.choices)
         ]

@@ -1,12 +1,13 @@
 """The lineage of a call by the harness's own headers: session, thread, agent, parent, compaction, retry.
 
 One table maps our names, which the log uses, to the headers of each harness (found by running them: docs/harnesses.md). Codex also sends
-some of it as JSON in one header. Lineage that no header states is never guessed.
+some of it as JSON in one header. Lineage that no header states is never guessed. The client's own name is beside it: its User-Agent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -49,6 +50,18 @@ def lineage_of(headers: Mapping[str, str]) -> dict[str, str] | None:
         found["request"] = turn.request_kind
         found["parent_thread"] = found["parent_thread"] or turn.parent_thread_id
     return {name: _text(value) for name, value in found.items() if value} or None
+
+
+def client_of(headers: Mapping[str, str]) -> str | None:
+    """The client's name and version by its User-Agent; None if it sent none."""
+    agent = headers.get("user-agent")
+    return _client(agent) if agent else None
+
+
+@lru_cache(maxsize=256)
+def _client(agent: str) -> str:
+    """All calls of a client send the same text, so it is cleaned once."""
+    return _text(agent)
 
 
 def _text(value: str) -> str:

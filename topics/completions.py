@@ -64,6 +64,8 @@ class Build(msgspec.Struct, frozen=True, tag="build", omit_defaults=True):
     """As in the session's row."""
     run: str | None = None
     """As in the TaskRequest."""
+    label: str | None = None
+    """As in the session's row."""
 
 
 class CloseGroup(msgspec.Struct, frozen=True, tag="close_group", omit_defaults=True):

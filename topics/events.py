@@ -141,6 +141,8 @@ class SessionOpenRequested(msgspec.Struct, frozen=True, tag="session_open_reques
     """`train` or `eval`; equal for all samples of a task."""
     run: str | None = None
     """The run of a task that this fact opens. For a task that is already open: None or its run."""
+    label: str | None = None
+    """The user's name for this session; None: none."""
 
 
 class SessionOpenWithdrawn(msgspec.Struct, frozen=True, tag="session_open_withdrawn", omit_defaults=True):
@@ -231,7 +233,7 @@ def flaw(fact: Fact) -> str | None:
         ]
     else:
         numbers = [("ttl_ms", fact.ttl_ms / 1000, TTL_LIMIT_S)]
-        names.append(("run", fact.run, ids.RUN))
+        names += [("run", fact.run, ids.RUN), ("label", fact.label, ids.LABEL)]
     for field, number, limit in numbers:
         if not 0 <= number <= limit:
             return f"{field}: must be 0 to {limit:g} s (got {number})"

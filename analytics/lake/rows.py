@@ -121,7 +121,7 @@ COMPLETION_FIELDS = (
     "call_id", "session_id", "attempt", "claim_id", "outcome", "dialect", "engine", "model_requested", "model_served", "kind",
     "kind_rule", "received_at", "completed_at", "sampled", "logprobs", "logprobs_mode", "tools", "finish_reason", "policy_version",
     "lineage", "stream", "choice", "stored_from", "realigned", "stop_sequence", "reasoning_effort", "tool_choice",
-    "unsaid_calls", "publication", "prompt_doubt", "routed_experts", "sampling_mask", "uncaptured", "rejects",
+    "unsaid_calls", "publication", "prompt_doubt", "routed_experts", "sampling_mask", "uncaptured", "rejects", "client",
 )  # fmt: skip
 
 
@@ -168,12 +168,12 @@ def _sample_index(session_id: str) -> int | None:
 
 TRAJECTORY_FIELDS = (
     "session_id", "task_id", "sample_index", "num_samples", "attempt", "status", "harness", "builder", "reward", "artifacts",
-    "metadata", "mode", "reward_reason", "run",
+    "metadata", "mode", "reward_reason", "run", "label",
 )  # fmt: skip
 CALL_FIELDS = (
     "call_id", "branch", "kind", "outcome", "dialect", "received_at", "completed_at", "prompt_tokens", "sampled_tokens",
     "finish_reason", "policy_version", "model_served", "reward", "realigned", "engine", "logprobs_mode", "publication",
-    "prompt_doubt", "media", "routed_experts", "sampling_mask", "uncaptured",
+    "prompt_doubt", "media", "routed_experts", "sampling_mask", "uncaptured", "client", "error_code",
 )  # fmt: skip
 
 

@@ -88,6 +88,7 @@ FACTS = (
     Column("uncaptured", TEXTS, "reason by `routed_experts` or `sampling_mask`; null in older files"),
 )
 """Columns of a call that a trainer needs for an importance ratio."""
+CLIENT = Column("client", TEXT, "the client's User-Agent: its name and version; null: it sent none, and in older files")
 
 EVENTS = Table(
     "events",
@@ -206,6 +207,7 @@ COMPLETIONS = Table(
         ),
         Column("stop", pa.list_(TEXT), "strings that end the answer; null in older files"),
         Column("logit_bias", TEXT, "JSON object: added to logits, by token id; null: nothing, and in older files"),
+        CLIENT,
     ),
 )
 DISOWNED = Table(
@@ -258,6 +260,7 @@ TRAJECTORIES = Table(
             "reward_reason", TEXT, "the evaluator's words, or its error; null: no reason was given, and in older files"
         ),
         Column("run", TEXT, "the task's; null: of no run, and in older files"),
+        Column("label", TEXT, "the user's name for an opened session; null: none, and in older files"),
     ),
 )
 TRAJECTORY_CALLS = Table(
@@ -293,6 +296,8 @@ TRAJECTORY_CALLS = Table(
             FLAG,
             "whether it is known to be sampled from the model's own distribution (docs/ratios.md); null in older files",
         ),
+        CLIENT,
+        Column("error_code", TEXT, "why there is no answer; null: there is one, and in older files"),
     ),
 )
 TRACES = Table(

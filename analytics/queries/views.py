@@ -61,6 +61,34 @@ SESSION = {"session_id": "`<task_id>.<sample_index>`", "task_id": "the session's
 
 RUN = "the task's run (`polar submit --run`); null: of no run, or submitted to an older Polar"
 
+ERROR = {
+    "error_stage": "`init`, `run`, `evaluate`, `build`, or `queue`; null, as the next three: no error",
+    "error_kind": "the cause: `infra`, `agent`, `evaluation`, `budget` or `input`",
+    "error_code": "the error: `exit_code`, `timeout`, `lost`, …",
+    "error_message": "the message",
+}
+CLIENT = "the User-Agent of its first call, the client's name and version; null: none was sent, or an older Polar recorded it"
+LABEL = "the user's name for an opened session (`polar session open --label`); null: none, or the session hasn't ended"
+HARNESS = (
+    "by name, or `module:Class`; for an opened session, whose agent the user runs, `external:` and the name in `client`, or "
+    "`external`"
+)
+CLIENTS = """
+    SELECT session_id, min_by(client, log_offset) AS client
+    FROM lake.completions
+    WHERE client IS NOT NULL AND kind <> 'judge'
+    GROUP BY session_id
+"""
+"""The client of each session: that of its first call."""
+
+
+def named(harness: str) -> str:
+    """SQL for a harness's name. That of opened sessions is `external`, and the User-Agent in `client` says which client it was: its text
+    before a version, a space or a bracket."""
+    name = r"regexp_extract(client, '^(.*?)(/v?[0-9]|[\s(;]|$)', 1)"
+    return f"CASE WHEN {harness} = 'external' AND {name} <> '' THEN 'external:' || {name} ELSE {harness} END"
+
+
 TASKS = View(
     "tasks",
     "A submitted or opened task. Duplicate submissions are ignored.",
@@ -103,7 +131,7 @@ CALLS = View(
         "that shares most of its prompt; null: none",
         "branch": "`root`, or why it doesn't continue its parent (fork, compaction, …); null if it continues its parent, has no answer, "
         "or its session is unfinished",
-        "harness": "the task's",
+        "harness": HARNESS,
         "dialect": "the API that the harness spoke: `openai_chat`, …",
         "engine": "the inference server",
         "model_requested": "the harness's model name; null: none",
@@ -126,8 +154,9 @@ CALLS = View(
         "latency_ms": "from `received_at` to `completed_at`",
         "realigned": "prompt tokens that were kept as sampled although the engine renders them differently; null: not recorded",
         "run": RUN,
+        "client": "the client's User-Agent, its name and version; null: it sent none, or an older Polar recorded it",
     },
-    """
+    f"""
     WITH first AS (
         SELECT *
         FROM lake.completions
@@ -142,7 +171,7 @@ CALLS = View(
     SELECT
         call_id, session_id, task_id, sample_index, attempt,
         CASE WHEN is_placed THEN placed.parent_id ELSE base END AS parent_id,
-        branch, harness, dialect, engine, model_requested, model_served, kind, kind_rule, lineage,
+        branch, {named("harness")} AS harness, dialect, engine, model_requested, model_served, kind, kind_rule, lineage,
         CASE WHEN is_disowned THEN 'disowned' ELSE outcome END AS outcome,
         prompt_tokens, shared_tokens, sampled_tokens, finish_reason, policy_version,
         CASE
@@ -153,12 +182,12 @@ CALLS = View(
         publication,
         error_code, received_at, completed_at,
         epoch_ms(completed_at) - epoch_ms(received_at) AS latency_ms,
-        realigned, run
+        realigned, run, client
     FROM first
     LEFT JOIN disowned USING (call_id)
     LEFT JOIN placed USING (call_id)
     LEFT JOIN (SELECT task_id, harness, run FROM tasks) USING (task_id)
-    """,
+    """,  # noqa: S608 - our own
 )
 SESSIONS = View(
     "sessions",
@@ -167,12 +196,9 @@ SESSIONS = View(
         **SESSION,
         "sample_index": "within its task, from 0",
         "attempt": "the newest attempt, from 1",
-        "harness": "by name, or `module:Class`; `external` for an opened session, whose agent the user runs",
+        "harness": HARNESS,
         "status": "`COMPLETED`, `FAILED`, `TIMED_OUT` or `CANCELLED`; null: it has no trajectory yet",
-        "error_stage": "`init`, `run`, `evaluate`, `build`, or `queue`; null, as the next three: no error",
-        "error_kind": "the cause: `infra`, `agent`, `evaluation`, `budget` or `input`",
-        "error_code": "the error: `exit_code`, `timeout`, `lost`, …",
-        "error_message": "the message",
+        **ERROR,
         "reward": "the evaluator's reward; null: none, or the session hasn't ended",
         "reward_reason": "why: the evaluator's words, or for a null reward the error of the evaluation; null: no reason was given",
         "submitted_at": "when its task was submitted",
@@ -180,6 +206,8 @@ SESSIONS = View(
         "backend": "the kind of runtime of its attempt; null: it has no runtime yet, its init failed, or an older Polar ran it",
         "unenforced": "what that runtime didn't enforce on its host; empty: nothing; null: not reported, and as `backend`",
         "run": RUN,
+        "label": LABEL,
+        "client": CLIENT,
     },
     f"""
     WITH expected AS (
@@ -195,14 +223,15 @@ SESSIONS = View(
     )
     SELECT
         expected.session_id, expected.task_id, expected.sample_index, coalesce(ended.attempt, newest.attempt, 1) AS attempt,
-        coalesce(ended.harness, expected.harness) AS harness, status,
+        {named("coalesce(ended.harness, expected.harness)")} AS harness, status,
         error_stage, error_kind, error_code, error_message, reward, reward_reason, submitted_at, logged_at AS ended_at,
-        backend, unenforced, expected.run
+        backend, unenforced, expected.run, label, client
     FROM expected
     LEFT JOIN newest USING (session_id)
     LEFT JOIN (FROM lake.trajectories {NEWEST}) AS ended USING (session_id)
     LEFT JOIN runtimes
         ON runtimes.session_id = expected.session_id AND runtimes.attempt = coalesce(ended.attempt, newest.attempt, 1)
+    LEFT JOIN ({CLIENTS}) AS clients ON clients.session_id = expected.session_id
     """,  # noqa: S608 - our own
 )
 STAGE_TIMES = View(
@@ -261,8 +290,9 @@ TRAJECTORIES = View(
     {
         **SESSION,
         "sample_index": "within its task, from 0",
-        "harness": "by name, or `module:Class`; `external` for an opened session",
+        "harness": HARNESS,
         "status": "`COMPLETED`, `FAILED`, `TIMED_OUT` or `CANCELLED`",
+        **ERROR,
         "reward": "null: no evaluator gave one",
         "reward_reason": "why: the evaluator's words, or for a null reward the error of the evaluation; null: no reason was given",
         "traces": "number of traces",
@@ -276,8 +306,14 @@ TRAJECTORIES = View(
         "metadata": "the task's, as JSON",
         "mode": "`train` or `eval`",
         "run": RUN,
+        "label": LABEL,
+        "client": CLIENT,
     },
-    f"FROM lake.trajectories {NEWEST}",
+    f"""
+    SELECT ended.* REPLACE ({named("harness")} AS harness), client
+    FROM (FROM lake.trajectories {NEWEST}) AS ended
+    LEFT JOIN ({CLIENTS}) USING (session_id)
+    """,  # noqa: S608 - our own
 )
 GROUPS = View(
     "groups",

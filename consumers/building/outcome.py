@@ -75,6 +75,7 @@ def _named(trajectory: Trajectory, build: Build) -> Trajectory:
         attempt=build.attempt,
         builder=build.builder,
         run=build.run,
+        label=build.label,
     )
 
 

@@ -137,7 +137,9 @@ def _next_sample(
     free = next((session for session in samples if session.phase is Phase.UNOPENED), None)
     if free is None:
         return _refused(task.task_id, fact.claim_id, "cancelled" if task.cancelled else "taken")
-    running = replace(free, phase=Phase.RUNNING, since=now, claim_id=fact.claim_id, ttl_ms=fact.ttl_ms)
+    running = replace(
+        free, phase=Phase.RUNNING, since=now, claim_id=fact.claim_id, ttl_ms=fact.ttl_ms, label=fact.label
+    )
     return start_run(table, running, now)
 
 

@@ -51,6 +51,8 @@ class Rebuilding:
         """By task id: the sessions that somebody has asked to close, in order."""
         self._asked: dict[str, int] = {}
         """By claim of an opened session: how many closes of its task came before its request. A close before it was refused."""
+        self._labels: dict[str, str | None] = {}
+        """By claim of an opened session."""
         self._withdrawn: dict[str, frozenset[str]] = {}
         """By claim of an opened session: the sessions of its task that were closed before its withdrawal, which then withdrew nothing."""
 
@@ -77,6 +79,7 @@ class Rebuilding:
                     plan=fact.plan,
                 )
             case SessionOpenRequested():
+                self._labels[fact.claim_id] = fact.label
                 self._asked.setdefault(fact.claim_id, len(self._closes[fact.task_id]))
                 plan = opened.plan(fact)
                 self._begin(fact.task_id, num_samples=fact.num_samples or 1, body_hash="", plan=plan, opened_at=now)
@@ -125,7 +128,7 @@ class Rebuilding:
         runs = [each.claim_id for each in opens if each.claim_id]
         attempt = max((each.attempt for each in opens), default=0)
         if (end := self._ends.get(name)) is not None:
-            return Decision(sessions=(_ended(task, index, end, runs, now),))
+            return Decision(sessions=(replace(_ended(task, index, end, runs, now), label=self._label(runs)),))
         if task.closed_at is not None:
             # Its end has left the log before that of its group.
             over = SessionState(name, task.task_id, index, Phase.ENDED, now, attempt, past_claims=runs)
@@ -135,12 +138,16 @@ class Rebuilding:
         if task.opened_at is None:
             session = SessionState(name, task.task_id, index, Phase.QUEUED, now, attempt + 1, past_claims=runs)
         elif runs and name in self._withdrawn.get(runs[-1], {name}):
-            return Decision(sessions=(_closing(task, index, runs, now),))
+            return Decision(sessions=(replace(_closing(task, index, runs, now), label=self._label(runs)),))
         else:
             session = SessionState(name, task.task_id, index, Phase.UNOPENED, now, past_claims=runs)
         if task.cancelled or name in task.cancelled_sessions:
             return build(task, replace(session, status=Status.CANCELLED), now)
         return Decision(sessions=(session,))
+
+    def _label(self, runs: list[str]) -> str | None:
+        """The label of the session with these claims, whose last one counts."""
+        return self._labels.get(runs[-1]) if runs else None
 
 
 def _closing(task: TaskState, index: int, runs: list[str], now: int) -> SessionState:
@@ -171,4 +178,5 @@ def _building(task: TaskState, waiting: Build, runs: list[str], now: int) -> Ses
         call_rewards=waiting.call_rewards,
         artifacts=waiting.artifacts,
         accounting=waiting.accounting,
+        label=waiting.label,
     )  # fmt: skip

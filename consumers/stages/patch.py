@@ -5,7 +5,8 @@ That repository begins as a copy of the task's index and of the objects of its w
 written to the task's repository; after the run only the work tree's files are read. So an agent may rewrite history or delete `.git`,
 and its git configuration, attributes and hooks start no program here.
 
-The patch leaves out what `.gitignore` excludes, files over 16 MiB, and changes inside nested repositories (their commit is shown). If a
+The patch leaves out what `.gitignore` excludes, untracked files that tools make (caches, virtual environments, installed packages,
+compiled code; the list is in `patch_record.sh`), files over 16 MiB, and changes inside nested repositories (their commit is shown). If a
 patch is too large, or a binary file in it would carry a session's key, it holds text alone and is cut at the limit.
 
 A patch never fails a session: each step has a deadline of its own, and an error becomes a log line. If what the run left can be why there

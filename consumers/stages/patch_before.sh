@@ -28,7 +28,7 @@ cat >>"$STORE/config" <<'END'
 END
 mkdir -p "$STORE/info"
 if [ -f "$index" ]; then cp -p "$index" "$STORE/index"; fi  # -p: by the index's time git knows which entries it must compare again
-if [ -f "$exclude" ]; then cp "$exclude" "$STORE/info/exclude"; fi
+if [ -f "$exclude" ]; then cp "$exclude" "$STORE/info/task"; else : >"$STORE/info/task"; fi
 realpath "$objects" >"$STORE/objects/info/alternates"
 tree=$(record)
 # The agent may remove the task's objects, and no hard link leads from a cell's workspace to its home: so those of the tree are copied.

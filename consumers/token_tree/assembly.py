@@ -85,6 +85,7 @@ def empty(build: Build) -> Trajectory:
         mode=build.mode,
         reward_reason=build.reward_reason,
         run=build.run,
+        label=build.label,
     )
 
 
@@ -153,6 +154,8 @@ def call_of(call: Completion, media: int, parent: str | None, branch: str | None
         routed_experts=call.routed_experts,
         sampling_mask=call.sampling_mask,
         uncaptured=call.uncaptured,
+        client=call.client,
+        error_code=None if call.error is None else call.error.code,
     )
 
 

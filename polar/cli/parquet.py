@@ -74,6 +74,7 @@ SCHEMA = pa.schema(
         "stats": STATS,
         "metadata": TEXT,
         "run": TEXT,
+        "label": TEXT,
     }
 )
 """`metadata` holds JSON text."""

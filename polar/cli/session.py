@@ -57,6 +57,10 @@ def open_(
     run: Annotated[
         str | None, typer.Option("--run", metavar="NAME", help="Run that a new task belongs to.  [default: none]")
     ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", metavar="NAME", help="Your own name for this session, in status, show and SQL."),
+    ] = None,
     output: Annotated[
         Format, typer.Option("--format", help="env: for `eval` in a shell. json: for programs.")
     ] = Format.ENV,
@@ -71,7 +75,7 @@ def open_(
     ttl_s = seconds(ttl)
     found = settings.load(data)
     session = Session.open(
-        settings=found, task_id=task, samples=samples, ttl_s=ttl_s, mode=mode.value, run=checked_run(run)
+        settings=found, task_id=task, samples=samples, ttl_s=ttl_s, mode=mode.value, run=checked_run(run), label=label
     )
     expires_at = session.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
     if output is Format.JSON:

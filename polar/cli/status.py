@@ -49,8 +49,9 @@ def status(
         show(columns, (_task_cells(row, with_run=bool(runs)) for row in rows))
     else:
         took = [f">{stage} s" for stage in Stage] if console().width >= ROOMY else []
-        columns = ["session", "phase", ">attempt", "status", ">reward", *took, "error"]
-        show(columns, (_session_cells(row, with_durations=bool(took)) for row in rows))
+        labels = ["label"] if any(row["label"] for row in rows) else []
+        columns = ["session", *labels, "phase", ">attempt", "status", ">reward", *took, "error"]
+        show(columns, (_session_cells(row, with_label=bool(labels), with_durations=bool(took)) for row in rows))
 
 
 async def _overview(found: settings.Settings, run: str | None, *, with_head: bool) -> tuple[list[dict[str, Any]], str]:
@@ -99,7 +100,7 @@ def of_task(task_id: str, samples: int, table: SessionTable) -> dict[str, Any]:
 
 def _of_session(row: SessionState) -> dict[str, Any]:
     return {
-        **picked(row, "session_id task_id sample_index phase attempt status reward error worker_id"),
+        **picked(row, "session_id task_id sample_index label phase attempt status reward error worker_id"),
         "accounting": msgspec.structs.asdict(row.accounting),
     }
 
@@ -143,9 +144,10 @@ def _task_cells(row: dict[str, Any], *, with_run: bool) -> list[object]:
     ]
 
 
-def _session_cells(row: dict[str, Any], *, with_durations: bool) -> list[object]:
+def _session_cells(row: dict[str, Any], *, with_label: bool, with_durations: bool) -> list[object]:
     error = row["error"]
     why = f"{error['stage']} {error['kind']}/{error['code']}: {error['message']}" if error else None
     took = [row["accounting"][f"{stage}_ms"] for stage in Stage] if with_durations else []
     seconds = [f"{ms / 1000:.1f}" if ms else None for ms in took]
-    return [row["session_id"], row["phase"], row["attempt"], row["status"], row["reward"], *seconds, why]
+    label = [row["label"]] if with_label else []
+    return [row["session_id"], *label, row["phase"], row["attempt"], row["status"], row["reward"], *seconds, why]

@@ -143,7 +143,7 @@ def fields(trajectory: Trajectory, as_dict: Callable[[Any], Any]) -> dict[str, A
         "traces": [_trace(expand(trajectory, trace), as_dict) for trace in trajectory.traces],
         "stats": as_dict(trajectory.stats),
         "metadata": trajectory.metadata,
-        "run": trajectory.run,
+        **picked(trajectory, "run label"),
     }
 
 

@@ -1,6 +1,6 @@
 """The control API: sessions for agents that people run themselves, and the text of tokens. Served on the control port, with its token.
 
-POST /v1/sessions {task_id?, ttl_s?, num_samples?, mode?, run?, limits?}: 201 {session_id, key, expires_at, env}.
+POST /v1/sessions {task_id?, ttl_s?, num_samples?, mode?, run?, label?, limits?}: 201 {session_id, key, expires_at, env}.
 POST /v1/sessions/<session_id>/close {reward?}: 202 {session_id}.
 POST /v1/detokenize {token_ids: [[int, …], …]}: 200 {texts: [str, …]}.
 
@@ -22,7 +22,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 import structlog
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from proxy.control.opening import NoAnswerError, OpenRequest, SessionDeclinedError, SessionOpener
 from proxy.engines.pool import Engines
@@ -30,7 +30,7 @@ from proxy.errors import EngineError
 from topics.control import Grant
 from topics.environment.keys import BACKSTOP_S, KeyClaims, Keyring, Limits, environment, issued_at
 from topics.environment.redaction import redacted
-from topics.types import field_errors
+from topics.types import field_errors, ids
 from topics.types.session import task_id_of
 from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT, TRAINING_DEFAULTS, LimitsSpec, RunName, TaskId
 
@@ -80,6 +80,12 @@ class ControlError(Exception):
         return self.message
 
 
+def _is_label(text: str) -> str:
+    if re.fullmatch(ids.LABEL, text) is None:
+        raise ValueError("must be one line of 1 to 128 characters")
+    return text
+
+
 class Body(BaseModel):
     """A request's body; strict, since a misspelt field would silently be its default."""
 
@@ -92,6 +98,7 @@ class OpenBody(Body):
     num_samples: int | None = Field(default=None, ge=1, le=SAMPLES_LIMIT)
     mode: Literal["train", "eval"] = "train"
     run: RunName | None = None
+    label: Annotated[str, AfterValidator(_is_label)] | None = None
     limits: LimitsSpec = LimitsSpec()
 
 
@@ -160,7 +167,7 @@ class ControlApi:
         body = _parsed(OpenBody, await _read(request, SESSION_BYTES) or b"{}")
         try:
             grant, granted_ms = await self._openings.open(
-                OpenRequest(body.task_id, body.ttl_s, body.num_samples, body.mode, body.run)
+                OpenRequest(body.task_id, body.ttl_s, body.num_samples, body.mode, body.run, body.label)
             )
         except SessionDeclinedError as declined:
             field = FIELDS.get(declined.reason, "task_id")

@@ -46,6 +46,7 @@ class OpenRequest:
     num_samples: int | None
     mode: str
     run: str | None = None
+    label: str | None = None
 
 
 class SessionDeclinedError(Exception):
@@ -87,6 +88,7 @@ class SessionOpener:
             request.num_samples,
             request.mode,
             request.run,
+            request.label,
         )
         try:
             with self._expect(claim_id) as expected:

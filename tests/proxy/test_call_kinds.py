@@ -11,7 +11,8 @@ import pytest
 from proxy.call_kinds import MAIN, RULES, Kind, kind_of
 from proxy.chat import ChatRequest, Function, Message, TextPart, Tool
 from proxy.dialects.base import Wire, dialects
-from proxy.lineage import VALUE_LIMIT, lineage_of
+from proxy.lineage import VALUE_LIMIT, client_of, lineage_of
+from topics.environment.redaction import KEY_SHOWN, PREFIX
 from topics.types import building
 from topics.types.completion import Sampling
 
@@ -173,3 +174,18 @@ def test_bytes_that_are_no_text_are_question_marks() -> None:
 )
 def test_what_an_agent_without_tools_is_told_of_its_task_makes_no_side_call(told: str, words: str) -> None:
     assert kind_of(prompt(told.format(words)), None) == MAIN
+
+
+@pytest.mark.parametrize(
+    ("headers", "client"),
+    [
+        ({"user-agent": "claude-cli/2.1.329 (external, cli)"}, "claude-cli/2.1.329 (external, cli)"),
+        ({"user-agent": "a" * 1000}, "a" * VALUE_LIMIT),
+        ({"user-agent": "a\udce9"}, "a?"),
+        ({"user-agent": f"mine {PREFIX}abc.def-1"}, f"mine {KEY_SHOWN}"),
+        ({"user-agent": ""}, None),
+        ({}, None),
+    ],
+)
+def test_a_client_is_named_by_its_user_agent_without_keys(headers: dict[str, str], client: str | None) -> None:
+    assert client_of(headers) == client

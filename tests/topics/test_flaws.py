@@ -34,6 +34,14 @@ def test_a_run_has_a_name_that_a_task_could_have() -> None:
     assert (found or "").startswith("run: must match ")
 
 
+@pytest.mark.parametrize("label", ["", "two\nlines", "\x1b[2J", "x" * 129, "a\u2028b"])
+def test_a_label_is_a_short_line(label: str) -> None:
+    assert events.flaw(SessionOpenRequested("f", "t", "o-1", 1000, label="temperature 0.7, é")) is None
+    assert (events.flaw(SessionOpenRequested("f", "t", "o-1", 1000, label=label)) or "").startswith(
+        "label: must match "
+    )
+
+
 @pytest.mark.parametrize("number", [-1, 10**18])
 def test_the_time_of_an_opened_session_is_at_most_a_day(number: int) -> None:
     assert events.flaw(SessionOpenRequested("f", "t", "o-1", 1000)) is None

@@ -249,3 +249,5 @@ class Completion(msgspec.Struct, frozen=True, tag="completion", omit_defaults=Tr
     uncaptured: dict[str, str] = {}
     """What the engine's setting `capture` names and this record lacks, `routed_experts` or `sampling_mask`, with the reason: `missing` (the
     engine sent none), `malformed`, `too_large`, `busy` (too much waited to be stored), or `unstored` (the blob store failed)."""
+    client: str | None = None
+    """The client's name and version as it reports them in the header User-Agent, at most 200 characters. None: it sent none."""

@@ -74,6 +74,10 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """As in its Completion."""
     uncaptured: dict[str, str] = {}
     """As in its Completion."""
+    client: str | None = None
+    """As in its Completion."""
+    error_code: str | None = None
+    """Why there is no answer, as `error.code` in its Completion; None: there is one, or an older builder wrote it."""
 
     def weights(self, start: int, end: int) -> list[SameWeights]:
         """The runs of equal weights within the sampled tokens `[start, end)`, ascending."""
@@ -161,6 +165,8 @@ class Trajectory(msgspec.Struct, frozen=True, tag="trajectory", omit_defaults=Tr
     """Why the reward is what it is: the evaluator's words, or the error of the evaluation; None: no reason was given."""
     run: str | None = None
     """The task's run; None: of no run, or an older coordinator or builder wrote it."""
+    label: str | None = None
+    """The user's name for an opened session; None: none."""
 
     def expanded(self) -> list[ExpandedTrace]:
         """Its expanded traces, in order; expanded again at each call."""

@@ -26,7 +26,7 @@ STATUS_STYLES = {
     Status.CANCELLED: "yellow",
 }
 CALLS = [
-    "call", "kind", "outcome", "branch", "not trained", ">prompt", ">shared", ">sampled", ">latency", "finish", ">policy",
+    "call", "kind", "outcome", "error", "branch", "not trained", ">prompt", ">shared", ">sampled", ">latency", "finish", ">policy",
     "tools called", ID,
 ]  # fmt: skip
 
@@ -42,8 +42,11 @@ def draw_head(page: Page, story: Story) -> None:
         facts += [f"harness {plan.harness}", f"builder {plan.builder}", f"mode {plan.mode}"]
         facts += [f"output {plan.output}"] if plan.output else []
         facts += [f"run {plan.run}"] if plan.run else []
+    facts += [f"label {session.label}"] if session.label else []
     facts.append(f"attempt {session.attempt}")
     page.line(", ".join(facts), indent=2)
+    if client := next((call.call.client for call in story.calls if call.call.client), None):
+        page.line(f"client {client}", indent=2)
     if session.exit_code:
         page.line(f"the harness ended with exit code {session.exit_code}", indent=2)
     error = (story.trajectory.error if story.trajectory else None) or session.error
@@ -94,6 +97,7 @@ def _cells(story: Story, told: CallStory, depth: int) -> list[object]:
         "  " * depth + str(told.number),
         call.kind,
         f"{call.outcome}, late" if told.is_late else call.outcome,
+        call.error_code,
         call.branch,
         told.masked or disowned,
         call.prompt_tokens,

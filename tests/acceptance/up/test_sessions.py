@@ -93,7 +93,7 @@ def asked(client: OpenAI, said: list[ChatCompletionMessageParam], *, stream: boo
 
 
 def test_commands_give_a_session_whose_calls_are_exactly_its_trajectory(up: Up) -> None:
-    opened = up.polar("session", "open", "--run", "by-hand", "--format", "json")
+    opened = up.polar("session", "open", "--run", "by-hand", "--label", "try 2", "--format", "json")
     assert opened.returncode == 0, opened.stderr
     told = json.loads(opened.stdout)
     assert told.keys() == {"session_id", "key", "expires_at", "env"}
@@ -109,6 +109,10 @@ def test_commands_give_a_session_whose_calls_are_exactly_its_trajectory(up: Up) 
     found = trajectory(up, session_id)
     assert (found.status, found.reward, found.error, found.harness) == (Status.COMPLETED, -0.5, None, "external")
     assert (len(found.traces), trained(found)) == (1, tokens)
+    assert (found.label, {call.client for call in found.calls}) == ("try 2", {f"OpenAI/Python {openai.__version__}"})
+    shown = up.polar("show", session_id).stdout
+    assert f"label try 2, attempt 1\n  client OpenAI/Python {openai.__version__}\n" in shown
+    assert up.polar("status", session_id).stdout.splitlines()[0].split()[:2] == ["session", "label"]
     of_run = up.polar("trajectories", "--run", "by-hand", "--format", "jsonl").stdout.splitlines()
     assert [json.loads(line)["session_id"] for line in of_run] == [session_id]
     again = up.polar("session", "close", session_id, "--reward", "1")

@@ -16,11 +16,12 @@ import pytest
 from analytics.lake import schema
 from analytics.lake.manifest import EMPTY, File, Lake
 from analytics.queries import views
-from tests.analytics.story import NOON, call, story, submitted, write
+from tests.analytics.story import NOON, call, story, submitted, write, yielded
 from topics.environment.settings import Settings
-from topics.events import InitFinished
+from topics.events import InitFinished, SessionOpenRequested
 from topics.types.completion import PolicySpan
 from topics.types.errors import Kind, SessionError
+from topics.types.session import Status
 from topics.types.tokens import pack_logprobs
 from topics.types.trajectory import Trajectory
 from topics.verifications import Verification
@@ -140,6 +141,55 @@ def test_sessions_are_there_from_when_their_task_is_known(told: duckdb.DuckDBPyC
         ("parse.0", 1, "shell", "COMPLETED", None, 1.0, 20_000),
         ("parse.1", 1, "shell", "COMPLETED", None, 1.0, 21_000),
     ]
+
+
+@pytest.mark.parametrize(
+    ("client", "harness"),
+    [
+        ("claude-cli/2.1.329 (external, cli)", "external:claude-cli"),
+        ("codex_cli_rs/0.169.0 (Debian 12; x86_64) unknown", "external:codex_cli_rs"),
+        ("OpenAI/Python 1.99.0", "external:OpenAI/Python"),
+        ("GeminiCLI/v0.9.0/gemini-2.5-pro (linux; x64)", "external:GeminiCLI"),
+        ("ai-sdk/openai-compatible/1.0.2 runtime/node.js/22", "external:ai-sdk/openai-compatible"),
+        ("node", "external:node"),
+        ("/1", "external"),
+        (None, "external"),
+    ],
+)
+def test_an_opened_session_has_the_harness_that_its_client_reports(
+    tmp_path: Path, client: str | None, harness: str
+) -> None:
+    """A submitted task keeps its own: what its harness reports, and what a judge does, doesn't rename it."""
+    first = call("own.0", 0, 5, client=client)
+    later = call("own.0", 1, 6, client="curl/8.5.0" if client else None)
+    judged = call("mend.0", 0, 3, client="judge/1", kind="judge"), call("mend.0", 1, 4, client="pi/1")
+    lake = write(
+        tmp_path,
+        [
+            (0, SessionOpenRequested("o", "own", "own.0-1-run", 60_000)),
+            (1, submitted("mend", 1)),
+            *judged,
+            first,
+            later,
+            (9, yielded("own.0", 1, [first, later], Status.COMPLETED, 1.0, harness="external", label="try 2")),
+            (9, yielded("mend.0", 1, [judged[1]], Status.COMPLETED, 1.0)),
+        ],
+    )
+    with opened(lake) as connection:
+        expected = [("mend.0", "pi", "pi/1", None), ("own.0", harness, client, "try 2")]
+        for view in ("sessions", "trajectories"):
+            found = rows(connection, f"SELECT session_id, harness, client, label FROM {view} ORDER BY session_id")
+            assert found == expected
+        by_call = rows(connection, "SELECT harness, client FROM calls WHERE session_id = 'own.0' ORDER BY received_at")
+        other = ("external:curl", "curl/8.5.0") if client else ("external", None)
+        assert by_call == [(harness, client), other]
+
+
+def test_a_trajectory_has_the_error_of_its_session(told: duckdb.DuckDBPyConnection) -> None:
+    asked = "SELECT session_id, error_stage, error_kind, error_code, error_message FROM {} WHERE error_code IS NOT NULL ORDER BY 1"
+    found = rows(told, asked.format("trajectories"))
+    assert [row[0] for row in found] == ["mend.1", "mend.2"]
+    assert found == rows(told, asked.format("sessions"))
 
 
 def test_a_session_says_which_runtime_its_attempt_has_and_what_that_does_not_enforce(tmp_path: Path) -> None:

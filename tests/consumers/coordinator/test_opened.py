@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from consumers.coordinator.deadlines import CLOSING_MS, UNOPENED_MS
 from tests.consumers.coordinator.bench import Bench, wants
@@ -62,6 +63,23 @@ def test_the_first_open_names_the_run_of_all_samples() -> None:
         bench.give(closing(session))
     bench.pass_time(CLOSING_MS)
     assert [build.run for build in bench.builds.values()] == ["night", "night"]
+
+
+def test_a_label_is_of_its_session_alone() -> None:
+    bench = Bench()
+    bench.give(replace(opening("a", samples=2), label="temperature 0.7"))
+    bench.give(opening("b"))
+    assert [bench.session(name).label for name in ("t.0", "t.1")] == ["temperature 0.7", None]
+    bench.give(closing())
+    bench.pass_time(CLOSING_MS)
+    assert bench.builds["t.0"].label == "temperature 0.7"
+
+
+def test_a_withdrawn_open_takes_its_label_along() -> None:
+    bench = Bench()
+    bench.give(replace(opening("a", samples=1), label="mine"))
+    bench.give(events.SessionOpenWithdrawn("w", "t", "a"))
+    assert bench.session().label is None
 
 
 @pytest.mark.parametrize(

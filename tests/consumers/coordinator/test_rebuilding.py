@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +88,21 @@ def test_a_closed_group_stays_closed_if_the_ends_of_its_sessions_have_left_the_l
     assert [(row.session_id, row.phase) for row in made.sessions] == [("t.0", Phase.ENDED), ("t.1", Phase.ENDED)]
     assert made.records == ()
     assert [(row.closed_at, row.body) for row in made.tasks] == [(7, None)]
+
+
+@pytest.mark.parametrize("end", ["none", "build", "trajectory"])
+def test_a_label_survives_the_loss_of_the_table(end: str) -> None:
+    rebuilding = Rebuilding()
+    rebuilding.on_call_record(Open("o.0", 1, "c"))
+    rebuilding.on_fact(SessionOpenRequested("f1", "o", "c", 1000, label="mine"), 7)
+    if end == "build":
+        built = Build("o.0", "o", 0, 1, 1, "c", Status.COMPLETED, "prefix_merging", b"{}", "external", label="mine")
+        rebuilding.on_call_record(built)
+    if end == "trajectory":
+        rebuilding.on_fact(TrajectoryEmitted("f2", "o.0", 1), 7)
+    (made,) = rebuilding.decisions(7)
+    phase = {"none": Phase.CLOSING, "build": Phase.BUILDING, "trajectory": Phase.ENDED}[end]
+    assert [(row.phase, row.label) for row in made.sessions] == [(phase, "mine")]
 
 
 def test_a_session_that_was_closed_isn_t_free_again_because_its_open_was_withdrawn_later() -> None:

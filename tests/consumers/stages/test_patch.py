@@ -136,6 +136,47 @@ async def test_what_was_done_to_the_history_does_not_matter(runtime: ProcessRunt
     assert made.count(b"diff --git") == 1
 
 
+def paths(made: bytes | None) -> list[str]:
+    """The files that a patch changes."""
+    return [line.rpartition(" b/")[2] for line in (made or b"").decode().splitlines() if line.startswith("diff --git")]
+
+
+MADE_BY_TOOLS = """
+mkdir -p src/__pycache__ node_modules/left-pad x.egg-info .pytest_cache/v 'my env/lib' crate/target/debug 'a[b]!#*/env'
+touch src/__pycache__/a.cpython-311.pyc src/a.pyc a.o A.class node_modules/left-pad/index.js x.egg-info/PKG-INFO .pytest_cache/v/x .coverage
+touch 'my env/pyvenv.cfg' 'my env/lib/code.py' crate/target/CACHEDIR.TAG crate/target/debug/program 'a[b]!#*/env/pyvenv.cfg'
+"""
+
+
+async def test_a_patch_leaves_out_what_tools_make_and_nothing_that_an_agent_may_have_written(
+    runtime: ProcessRuntime,
+) -> None:
+    before = await repository(runtime)
+    written = """
+    mkdir -p build dist target env venv out 'a[b]!#*'
+    for each in build dist target env venv out 'a[b]!#*'; do echo mine >"$each/mine.py"; done
+    """
+    await does(runtime, written + MADE_BY_TOOLS)
+    expected = [f"{folder}/mine.py" for folder in ("a[b]!#*", "build", "dist", "env", "out", "target", "venv")]
+    assert sorted(paths(await changes(runtime, before))) == expected
+
+
+async def test_tracked_files_stay_in_the_patch_wherever_they_are(runtime: ProcessRuntime) -> None:
+    """A folder of the task's that looks like a tool's: what it tracks there counts, what the run adds doesn't."""
+    await does(runtime, "git init -q .; echo x >x" + MADE_BY_TOOLS + "git add --all --force . && git commit -qm found")
+    before = await begun(runtime)
+    changed = ("my env/lib/code.py", "node_modules/left-pad/index.js", "src/__pycache__/a.cpython-311.pyc")
+    await does(runtime, "\n".join(f"echo more >>'{path}'" for path in changed) + "\nrm a.o; touch 'my env/new.py'")
+    assert sorted(paths(await changes(runtime, before))) == sorted([*changed, "a.o"])
+
+
+async def test_a_task_may_ask_for_what_is_left_out(runtime: ProcessRuntime) -> None:
+    await does(runtime, "git init -q .; echo '!*.o' >.gitignore; echo '!.coverage' >>.git/info/exclude; echo x >x")
+    before = await begun(runtime)
+    await does(runtime, "echo o >a.o; echo c >.coverage; echo k >A.class")
+    assert paths(await changes(runtime, before)) == [".coverage", "a.o"]
+
+
 OLD_FILES = """
 git init -q .
 mkdir folder

@@ -48,7 +48,8 @@ def test_without_kafka_a_close_is_said_and_not_waited_for(data: str) -> None:
 
 def test_an_open_session_is_variables_for_a_shell(data: str) -> None:
     answer(201, OPENED)
-    _, stdout, stderr = polar("session", "open", "--data", data)
+    _, stdout, stderr = polar("session", "open", "--label", "codex, tries 2", "--data", data)
+    assert Api.asked[0][2]["label"] == "codex, tries 2"
     variables = {"POLAR_SESSION_ID": "t.0", "POLAR_TASK_ID": "t", "OPENAI_API_KEY": "sk"}
     assert stdout.splitlines() == [f"export {name}={value}" for name, value in variables.items()]
     assert "t.0 is open until 2026-11-21T17:50:15Z; `polar session close t.0` ends it" in stderr

@@ -212,6 +212,8 @@ async def test_the_clients_own_retries_ride_a_fault_out(
     failed, answered = await bench.calls(2)
     assert failed.outcome is CallOutcome.FAILED
     assert kind is Generate or (answered.lineage or {})["retry"] == "1"
+    assert answered.client
+    assert answered.client == failed.client
     check(client, reply, answered, scripted.record.calls("t.0")[-1])
 
 

@@ -120,10 +120,19 @@ async def test_an_open_is_a_fact_and_its_grant_becomes_a_key(
     caplog.set_level(logging.DEBUG)
     asking = client.later(
         "/v1/sessions",
-        {"task_id": "t", "ttl_s": 90, "num_samples": 3, "mode": "eval", "run": "night", "limits": {"calls": 5}},
+        {
+            "task_id": "t",
+            "ttl_s": 90,
+            "num_samples": 3,
+            "mode": "eval",
+            "run": "night",
+            "label": "a é",
+            "limits": {"calls": 5},
+        },
     )
     fact = await coordinator.fact(SessionOpenRequested)
     assert (fact.task_id, fact.ttl_ms, fact.num_samples, fact.mode, fact.run) == ("t", 90_000, 3, "eval", "night")
+    assert fact.label == "a é"
     await coordinator.say(Grant("t.1", 1, "another's"), Grant("t.0", 1, fact.claim_id, 2, 17))
     status, told = await asking
     assert (status, told["session_id"]) == (201, "t.0")

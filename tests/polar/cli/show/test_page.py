@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.console import Console
 
 from polar.cli.output import print_json
@@ -210,6 +211,21 @@ def test_the_head_tells_how_it_ended_and_where_time_went() -> None:
     assert "run agent/exit_code:\n    ended with 3\n" in out
     assert "time: init 1.5 s (queued 120 ms), run 4 min 12 s (queued 0 ms), evaluate 1 h 04 min (queued 0 ms)\n" in out
     assert "calls: 4 answered, 1 failed; 7 tokens sampled, 6 of them trainable in 2 traces\n" in out
+
+
+def test_the_head_names_an_opened_session_and_its_client() -> None:
+    recording = a_session()
+    recording.calls = [replace(call, client="claude-cli/2.1.329 (external, cli)") for call in recording.calls]
+    out = drawn(story(recording, label="try 2")).split("\nCalls\n")[0]
+    assert "mode train, label try 2, attempt 1\n  client claude-cli/2.1.329 (external, cli)\n" in out
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_call_without_an_answer_stands_with_its_error(ended: bool) -> None:
+    text = drawn(story(a_session(), ended=ended), width=200)
+    header, *rows = section(text, "Calls").split("\nTranscript\n")[0].splitlines()
+    at = header.index("error")
+    assert [row[at:].split()[0] for row in rows if " failed " in row] == ["bad_engine"]
 
 
 def test_colours_are_on_a_terminal_alone_and_none_where_they_are_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
