@@ -143,7 +143,7 @@ def missing_features(found: Capabilities, mode: str, capture: Iterable[str] = ()
         yield MissingFeature(
             "logprobs",
             "logprobs are raw, before temperature, top_p, top_k and penalties, and so not those of the sampled distribution",
-            "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1 without truncation",
+            "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1 without truncation and penalties",
         )
     if found.logprobs_mode is None:
         yield MissingFeature(

@@ -92,13 +92,18 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     @property
+    def otherwise_plain(self) -> bool:
+        """Known to be neither truncated nor penalised nor constrained: only the temperature may differ from plain sampling."""
+        is_unchanged = self.top_p == 1 and not self.truncated and not self.penalised
+        return self.known and is_unchanged and self.grammar_source == FREE
+
+    @property
     def plain(self) -> bool:
         """Known to be sampled from the model's own distribution: temperature 1, nothing truncated, penalised or constrained.
 
         The logprob is then that of an importance ratio, and the same in both modes of logprobs (docs/ratios.md).
         """
-        is_unchanged = self.temperature == 1 and self.top_p == 1 and not self.truncated and not self.penalised
-        return self.known and is_unchanged and self.grammar_source == FREE
+        return self.temperature == 1 and self.otherwise_plain
 
 
 def truncates(top_p: float | None, top_k: int | None, min_p: float | None) -> bool:

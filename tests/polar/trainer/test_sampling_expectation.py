@@ -14,7 +14,7 @@ from polar.trainer import expect
 from polar.trainer.groups import Group, sampling_calls, trained
 from tests.polar.trainer.trees import MIXED, groups
 from tests.polar.trainer.writing import trajectory
-from topics.types.completion import FREE, Sampling
+from topics.types.completion import FREE, UNKNOWN, Sampling
 from topics.types.errors import InputError
 from topics.types.task import TRAINING_DEFAULTS
 from topics.types.trajectory import Trajectory
@@ -22,6 +22,20 @@ from topics.types.trajectory import Trajectory
 PLAIN = Sampling(**TRAINING_DEFAULTS.model_dump(exclude_none=True), grammar_source=FREE)
 COOL = msgspec.structs.replace(PLAIN, temperature=0.7)
 OPEN = Sampling()
+CHANGED = [
+    msgspec.structs.replace(COOL, **changed)
+    for changed in (
+        {"top_p": 0.9, "truncated": True},
+        {"top_k": 8, "truncated": True},
+        {"repetition_penalty": 1.3},
+        {"logit_bias": {"7": 1.0}},
+        {"grammar_source": "response_format", "grammar": True},
+        {"grammar_source": UNKNOWN},
+        {"top_p": None},
+        {"min_p": None},
+    )
+]
+"""Each follows from the model's distribution by more than the temperature, or may do so."""
 Mode = Literal["raw", "processed"]
 
 
@@ -45,6 +59,12 @@ def sample(index: int, sampling: Sampling, mode: str, reward: float | None = 1.0
         (COOL, "unknown", {"temperature": 0.7, "logprobs": "processed"}, "unknown_logprobs"),
         (OPEN, "processed", {"temperature": 1.0}, "unknown_temperature"),
         (OPEN, "processed", {"logprobs": "processed"}, None),
+        (PLAIN, "unknown", {"otherwise_plain": True}, None),
+        (COOL, "processed", {"temperature": 0.7, "otherwise_plain": True}, None),
+        *(
+            (each, "processed", {"temperature": 0.7, "otherwise_plain": True}, "not_otherwise_plain")
+            for each in CHANGED
+        ),
     ],
 )
 def test_a_sample_passes_as_it_was_stated_or_is_counted_with_the_reason(
