@@ -128,10 +128,12 @@ class InputReader:
         self._turn(item_id, lambda _: True).calls.append(call)
 
     def _item_reference(self, item: wire.ItemReference, at: str) -> None:
-        turn = self._turn(item.id, lambda _: True)
+        turn, part = self._turn(item.id, lambda _: True), _part_of(item.id)
         turn.references.append((item.id, f"{at}.id"))
-        if isinstance(_part_of(item.id), int):
+        if isinstance(part, int):
             turn.calls.append(ToolCall(item.id, FunctionCall("")))
+        elif part == "content":
+            turn.content = ""  # a text that follows is another turn's
 
     # --- items for the model
 

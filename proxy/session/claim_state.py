@@ -165,10 +165,11 @@ class ClaimState:
 
     def _unknown(self, request: ChatRequest) -> set[bytes | str]:
         """Digests of the turns that the request repeats and ids of the calls that it continues or refers to, of those that aren't known."""
-        by_id = {request.continues, *(reference.call_id for reference in request.references)} - {None}
+        named = (request.continues, *(reference.call_id for reference in request.references))
+        unknown: set[bytes | str] = {call_id for call_id in named if call_id is not None and call_id not in self._known}
         lacking = {reference.position for reference in request.references}
         repeated = [message for at, message in enumerate(request.messages) if at not in lacking]
-        return {*self.turns.unknown_turns(repeated, request.tools), *(by_id - self._known)}
+        return unknown | self.turns.unknown_turns(repeated, request.tools)
 
 
 def _is_ended(record: Completion) -> bool:

@@ -136,7 +136,7 @@ def items_request(*items: Json, **fields: Any) -> ChatRequest:
     return OpenAIResponses().parse(Wire(json.dumps({"input": items, **fields}).encode()))
 
 
-def reference(item_id: str) -> Json:
+def reference(item_id: str) -> Any:
     return {"type": "item_reference", "id": item_id}
 
 
@@ -164,6 +164,14 @@ def test_calls_without_ids_belong_to_the_turn_whose_reasoning_and_text_are_refer
     )
     request = items_request(opening, reference(f"rs_{HEXED}"), reference(f"msg_{HEXED}"), *calls, result)
     assert kept.resolved(request).messages == [user("hi"), WHOLE, Message("tool", "ok", tool_call_id="c1")]
+
+
+def test_a_text_behind_a_reference_to_a_text_is_another_turn() -> None:
+    kept = StoredCalls()
+    keep(kept, f"resp_{HEXED}", ChatRequest([user("hi")], store=True), said("Hi."))
+    added = {"role": "assistant", "content": "I'm the client."}
+    request = items_request({"role": "user", "content": "hi"}, reference(f"msg_{HEXED}"), added)
+    assert kept.resolved(request).messages == [user("hi"), said("Hi."), said("I'm the client.")]
 
 
 @pytest.mark.parametrize("item_id", ["msg_1", "rs_" + "2" * 32, f"fc_{HEXED}_2", "m" * 500])
