@@ -155,6 +155,20 @@ class RepeatedAnswer(msgspec.Struct, frozen=True, eq=False):
     """Its call's id if its routed experts are on the log, without a doubt about its prompt."""
 
 
+class ItemReference(msgspec.Struct, frozen=True):
+    """A part of an earlier answer that a request names by an id instead of repeating it (OpenAI's `item_reference`)."""
+
+    item_id: str
+    field: str
+    """Path of the reference in the request."""
+    position: int
+    """Index of its message, which lacks the part; a tool call has a placeholder there, whose id is `item_id`."""
+    call_id: str | None
+    """The call that answered; None: no call here makes such ids."""
+    part: Literal["reasoning", "content"] | int
+    """The message's field, or the tool call's index in the answer."""
+
+
 class ChatRequest(msgspec.Struct, frozen=True):
     """A harness's request, in any dialect."""
 
@@ -175,8 +189,10 @@ class ChatRequest(msgspec.Struct, frozen=True):
     """Number of answers to the same prompt; each is a call of its own on the log."""
     continues: str | None = None
     """The call whose messages and answer come before `messages` (OpenAI's previous_response_id)."""
+    references: list[ItemReference] = []
+    """Parts that `messages` lack; the claim looks them up."""
     store: bool = False
-    """Another request may continue this one."""
+    """Another request may continue this one, or refer to its answer."""
     instructions: bool = False
     """`messages[0]` holds this request's own instructions, which a request that continues it doesn't inherit."""
     stream: bool = False

@@ -1,5 +1,7 @@
 """Anthropic Messages (POST /v1/messages and its count_tokens, GET /v1/models), by Anthropic's API reference of autumn 2026, betas included.
 
+The same paths are served without /v1, to which the AI SDK's provider posts.
+
 Honoured: system, messages, tools, tool_choice, thinking, output_config (effort, format; a message's effort counts from that message on),
 output_format, stop_sequences, temperature, top_p, top_k, max_tokens (the engine's limit if it is missing), stream.
 
@@ -35,7 +37,7 @@ import msgspec
 from proxy.chat import NOT_GIVEN, Answer, ChatRequest, ForcedTool, NamedFunction, ToolChoice
 from proxy.dialects import signature
 from proxy.dialects.anthropic_content import UNPARSED, OfferedTools, messages_of
-from proxy.dialects.base import Route, Serves, Wire
+from proxy.dialects.base import Route, Serves, Wire, versioned
 from proxy.dialects.codec import decoded, event, invalid, is_object, is_present, refusing_bad_json, stops_of
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.anthropic_messages import Choice, Format, MessagesRequest
@@ -77,10 +79,12 @@ class AnthropicMessages:
 
     name = "anthropic_messages"
     routes: tuple[Route, ...] = (
-        Route("POST", "/v1/messages", Serves.CALL),
-        Route("POST", "/v1/messages/count_tokens", Serves.COUNT),
-        Route("GET", "/v1/models", Serves.MODELS),
-        Route("GET", "/v1/models/{model:.+}", Serves.MODELS),
+        *versioned(
+            Route("POST", "/messages", Serves.CALL),
+            Route("POST", "/messages/count_tokens", Serves.COUNT),
+            Route("GET", "/models", Serves.MODELS),
+            Route("GET", "/models/{model:.+}", Serves.MODELS),
+        ),
         Route("HEAD", "/", Serves.GREETING),
         Route("GET", "/", Serves.GREETING),
         Route("HEAD", "/api/hello", Serves.GREETING),

@@ -7,7 +7,7 @@ or sessions. Policy, limits and capture are steps around all dialects (`proxy/ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol
 
@@ -39,6 +39,11 @@ class Route:
     path: str
     """A pattern of aiohttp; `Wire.path` has the values that it matched."""
     serves: Serves
+
+
+def versioned(*routes: Route) -> tuple[Route, ...]:
+    """The routes below `/v1`, and as they are, for clients that add no version to their base URL."""
+    return tuple(replace(route, path=version + route.path) for version in ("/v1", "") for route in routes)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Honoured: messages, tools, tool_choice, parallel_tool_calls, temperature, top_p,
 Rules:
 - Messages keep their places and roles. Part lists stay lists, and tool arguments stay the very string. A refusal is text. Reasoning is read
   in both spellings, `reasoning_content` and `reasoning`, and written in the first.
+- Reasoning that a client leaves out is restored from the session's answers (`proxy/session/turns.py`).
 - A text without calls or reasoning right after calls without a text is the text of that turn: Codex 0.94 splits a turn in this way.
 - A custom tool is a function with one string, `input`; its grammar is described, not enforced. Its calls leave as custom calls; arguments
   without an input leave as the input.
@@ -50,7 +51,7 @@ from proxy.chat import (
     ToolChoice,
 )
 from proxy.dialects import freeform
-from proxy.dialects.base import Route, Serves, Wire
+from proxy.dialects.base import Route, Serves, Wire, versioned
 from proxy.dialects.codec import decoded, event, file_text, invalid, is_present, stops_of
 from proxy.errors import Refusal, RefusalError
 from proxy.wire.openai_chat import (
@@ -104,13 +105,10 @@ class OpenAIChat:
     """The dialect `openai_chat`."""
 
     name = "openai_chat"
-    routes: tuple[Route, ...] = (
-        Route("POST", "/v1/chat/completions", Serves.CALL),
-        Route("GET", "/v1/models", Serves.MODELS),
-        Route("GET", "/v1/models/{model:.+}", Serves.MODELS),
-        # For clients whose base URL has no version.
+    routes: tuple[Route, ...] = versioned(
         Route("POST", "/chat/completions", Serves.CALL),
         Route("GET", "/models", Serves.MODELS),
+        Route("GET", "/models/{model:.+}", Serves.MODELS),
     )
     signs: frozenset[str] = frozenset()
     id_prefix = "chatcmpl-"

@@ -21,13 +21,15 @@ Rules:
 - Text files are their text; for other files the model reads that they aren't shown. Image detail `original` is `high`.
 - An answer that was cut off is `incomplete`. Usage is 0 for counts that the engine doesn't report.
 - previous_response_id carries messages over, and no tools that a search found.
+- An item_reference stands for an item of an earlier answer of this session that was stored (`store` is true unless it is false). The id of
+  any other item is an error in OpenAI's words, with what to send instead.
 Ignored: text.verbosity, reasoning.summary, truncation (nothing is dropped), context_management, max_tool_calls, moderation, service_tier,
 stream_options, top_logprobs and the other values of include, client_metadata, access_programs, background_options, image,
 prompt_cache_retention and prompt_cache_options, configuration_update items, phase and status of items, a namespace's description (its
 tools have their own), and all unknown fields.
-Refused: background, conversation and prompt, which need a store; previous_response_id to input_tokens, which knows no session;
-generate: false and prewarm, which request no answer; item references, compaction items and their trigger; images by file id; audio; a
-choice of a tool that isn't shown.
+Refused: background, conversation and prompt, which need a store; previous_response_id and item references to input_tokens, which knows no
+session; generate: false and prewarm, which request no answer; compaction items and their trigger; images by file id; audio; a choice of a
+tool that isn't shown.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ from typing import Any
 
 import msgspec
 
-from proxy.chat import NOT_GIVEN, Answer, ChatRequest, Message
+from proxy.chat import NOT_GIVEN, Answer, ChatRequest, ItemReference, Message
 from proxy.dialects import signature
-from proxy.dialects.base import Route, Serves, Wire
+from proxy.dialects.base import Route, Serves, Wire, versioned
 from proxy.dialects.codec import decoded, invalid, is_present, refusing_bad_json
 from proxy.dialects.openai_chat import EFFORTS, SHAPES
-from proxy.dialects.responses_input import InputReader
+from proxy.dialects.responses_input import CALL_PREFIX, InputReader
 from proxy.dialects.responses_stream import PIECES, stream
 from proxy.dialects.responses_tools import Tools
 from proxy.errors import Refusal, RefusalError
@@ -67,6 +69,7 @@ FAILURES: dict[Refusal, str] = {
 """Code of a `response.failed`. Codex gives up at invalid_prompt, insufficient_quota and server_is_overloaded, and retries at others."""
 ENCRYPTED = "reasoning.encrypted_content"
 CONTINUES = "previous_response_id"
+UNCOUNTED = "not looked up to count tokens"
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """The reason why an answer is incomplete, by finish reason."""
 
@@ -89,17 +92,13 @@ class OpenAIResponses:
     """The dialect `openai_responses`."""
 
     name = "openai_responses"
-    routes: tuple[Route, ...] = tuple(
-        route
-        for version in ("/v1", "")
-        for route in (
-            Route("POST", f"{version}/responses", Serves.CALL),
-            Route("GET", f"{version}/responses", Serves.UPGRADE),
-            Route("POST", f"{version}/responses/input_tokens", Serves.COUNT),
-        )
+    routes: tuple[Route, ...] = versioned(
+        Route("POST", "/responses", Serves.CALL),
+        Route("GET", "/responses", Serves.UPGRADE),
+        Route("POST", "/responses/input_tokens", Serves.COUNT),
     )
     signs: frozenset[str] = frozenset()
-    id_prefix = "resp_"
+    id_prefix = CALL_PREFIX
     keep_alive = b": keep-alive\n\n"
     request_type = ResponsesRequest
 
@@ -166,7 +165,9 @@ def _canonical(wire: ResponsesRequest, serves: Serves) -> ChatRequest:
     _refuse(wire, serves)
     tools = Tools()
     tools.show(tools.declare(wire.tools or [], "tools"))
-    messages = _messages(wire, tools)
+    messages, references = _messages(wire, tools)
+    if references and serves is Serves.COUNT:
+        raise invalid(references[0].field, f"{UNCOUNTED}; send the item itself")
     choice = tools.choice(wire.tool_choice)
     return ChatRequest(
         model=wire.model,
@@ -179,6 +180,7 @@ def _canonical(wire: ResponsesRequest, serves: Serves) -> ChatRequest:
         response_format=_response_format(wire.text.format if wire.text is not None else None),
         reasoning_effort=EFFORTS.get((wire.reasoning.effort if wire.reasoning is not None else None) or ""),
         continues=wire.previous_response_id,
+        references=references,
         store=wire.store is not False,
         instructions=bool(wire.instructions),
         stream=bool(wire.stream),
@@ -192,7 +194,7 @@ def _refuse(wire: ResponsesRequest, serves: Serves) -> None:
     is_continued_count = serves is Serves.COUNT and wire.previous_response_id is not None
     is_prewarm = wire.prompt_cache_options is not None and wire.prompt_cache_options.prewarm
     for field, is_requested, reason in (
-        (CONTINUES, is_continued_count, "not looked up to count tokens; send the whole conversation as input"),
+        (CONTINUES, is_continued_count, f"{UNCOUNTED}; send the whole conversation as input"),
         ("background", wire.background, "answers are not kept; send the request without it"),
         ("conversation", is_present(wire.conversation), not_stored),
         ("prompt", is_present(wire.prompt), not_stored),
@@ -203,18 +205,20 @@ def _refuse(wire: ResponsesRequest, serves: Serves) -> None:
             raise invalid(field, reason)
 
 
-def _messages(wire: ResponsesRequest, tools: Tools) -> list[Message]:
+def _messages(wire: ResponsesRequest, tools: Tools) -> tuple[list[Message], list[ItemReference]]:
     messages = [Message("system", wire.instructions)] if wire.instructions else []
+    references: list[ItemReference] = []
     if isinstance(wire.input, str):
         messages.append(Message("user", wire.input))
     else:
         reader = InputReader(tools)
         for at, item in enumerate(wire.input or ()):
             reader.read(item, f"input[{at}]")
+        references = reader.references(len(messages))
         messages += reader.messages
     if not messages and wire.previous_response_id is None:
         raise invalid("input", "expected a string, or at least one message")
-    return messages
+    return messages, references
 
 
 def _response_format(wire: Format | None) -> msgspec.Raw:

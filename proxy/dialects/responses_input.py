@@ -1,7 +1,8 @@
 """Input items of a Responses request as canonical messages.
 
 A turn of the model is reasoning, then text, then tool calls: items of their own that become one message again. Items with an id that the
-proxy made belong to the turn in that id. If a harness dropped the ids, an item that can't follow the one before it begins a new turn.
+proxy made belong to the turn in that id. If a harness dropped the ids, an item that can't follow the one before it begins a new turn. A
+reference stands for the item that it names: its turn lacks that part until the session's stored answers are looked up.
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from proxy.chat import Function, ImagePart, ImageUrl, Message, Part, TextPart, ToolCall
+from proxy.chat import Function, FunctionCall, ImagePart, ImageUrl, ItemReference, Message, Part, TextPart, ToolCall
 from proxy.dialects import signature
 from proxy.dialects.codec import decoded_part, file_text, inlined, invalid
 from proxy.dialects.responses_calls import BUILT_INS, Kind, built_in_call, custom_call, function_call, search_call
 from proxy.dialects.responses_tools import Tools
 from proxy.wire import openai_responses as wire
 
-OUR_ID = re.compile(r"[a-z]+_([0-9a-f]{32})(?:_\d+)?")
-"""An item's id contains the id of its call."""
-UNREADABLE = frozenset(
-    {"compaction", "compaction_summary", "context_compaction", "compaction_trigger", "item_reference"}
-)
-"""Items that refer to items outside the request."""
+CALL_PREFIX = "resp_"
+"""Prefix of the ids of answers, and so of calls."""
+OUR_ID = re.compile(r"(?P<kind>[a-z]+)_(?P<call>[0-9a-f]{32})(?:_(?P<at>\d{1,9}))?")
+"""An item's id: it contains the id of its call, and of a tool call its index in the answer. So all proxies know the items on the log."""
+UNREADABLE = frozenset({"compaction", "compaction_summary", "context_compaction", "compaction_trigger"})
+"""Items whose content only OpenAI's servers can read."""
 DETAILS = {"auto": "auto", "low": "low", "high": "high", "original": "high"}
 ItemForm = TypeVar("ItemForm", bound=msgspec.Struct)
 _items = msgspec.json.Decoder(wire.Item)
@@ -40,6 +41,8 @@ class _Turn:
     calls: list[ToolCall] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
     """The ids of its items that the proxy made."""
+    references: list[tuple[str, str]] = field(default_factory=list)
+    """Id and path of each reference."""
 
     def message(self) -> Message:
         return Message("assistant", self.content, self.reasoning, self.calls)
@@ -60,13 +63,21 @@ class InputReader:
         """The messages read so far."""
         return [read.message() if isinstance(read, _Turn) else read for read in self._read]
 
+    def references(self, first: int) -> list[ItemReference]:
+        """The references read so far, if `first` is the index of the first message in the request."""
+        return [
+            _reference(item_id, path, position)
+            for position, read in enumerate(self._read, first)
+            if isinstance(read, _Turn)
+            for item_id, path in read.references
+        ]
+
     def read(self, raw: msgspec.Raw, at: str) -> None:
         """Read the item whose path in the request is `at`; an item of unknown type is skipped. Raises RefusalError."""
         item = decoded_part(raw, _items, at)
-        kind = "message" if item.type is None and item.role is not None else item.type
-        if kind is None or kind in UNREADABLE:
-            what = f"an item of type {kind or 'item_reference'!r}"
-            raise invalid(at, f"{what} can't be read here; send the items themselves")
+        kind = "message" if item.type is None and item.role is not None else item.type or "item_reference"
+        if kind in UNREADABLE:
+            raise invalid(at, f"an item of type {kind!r} can't be read here; send the items themselves")
         if kind in READERS:
             decoder, read = READERS[kind]
             read(self, decoded_part(raw, decoder, at), at)
@@ -76,7 +87,7 @@ class InputReader:
     def _turn(self, item_id: str | None, follows: Callable[[_Turn], bool]) -> _Turn:
         """The turn of an item; an id that was read before begins a turn that the harness repeats."""
         ours = OUR_ID.fullmatch(item_id or "")
-        call = None if ours is None else ours[1]
+        call = None if ours is None else ours["call"]
         turn = self._turns.get(call) if call is not None else None
         if turn is not None and item_id in turn.ids:
             turn = None
@@ -86,7 +97,7 @@ class InputReader:
         turn = turn or self._open
         assert turn is not None
         if ours is not None:
-            self._turns[ours[1]] = turn
+            self._turns[ours["call"]] = turn
             turn.ids.add(ours[0])
         return turn
 
@@ -115,6 +126,14 @@ class InputReader:
 
     def _call(self, call: ToolCall, item_id: str | None) -> None:
         self._turn(item_id, lambda _: True).calls.append(call)
+
+    def _item_reference(self, item: wire.ItemReference, at: str) -> None:
+        turn, part = self._turn(item.id, lambda _: True), _part_of(item.id)
+        turn.references.append((item.id, f"{at}.id"))
+        if isinstance(part, int):
+            turn.calls.append(ToolCall(item.id, FunctionCall("")))
+        elif part == "content":
+            turn.content = ""  # a text that follows is another turn's
 
     # --- items for the model
 
@@ -170,6 +189,7 @@ def _reader(
 READERS = {
     "message": _reader(wire.MessageItem, InputReader._message),
     "agent_message": _reader(wire.AgentMessageItem, InputReader._agent_message),
+    "item_reference": _reader(wire.ItemReference, InputReader._item_reference),
     "reasoning": _reader(wire.ReasoningItem, InputReader._reasoning),
     "function_call": _reader(wire.FunctionCallItem, InputReader._function_call),
     "custom_tool_call": _reader(wire.CustomCallItem, InputReader._custom_call),
@@ -184,6 +204,20 @@ READERS = {
     "additional_tools": _reader(wire.AdditionalToolsItem, InputReader._additional_tools),
 }
 """The form of each type of item, and the method that reads it; items of other types are skipped."""
+
+
+def _reference(item_id: str, path: str, position: int) -> ItemReference:
+    ours = OUR_ID.fullmatch(item_id)
+    call_id = None if ours is None else CALL_PREFIX + ours["call"]
+    return ItemReference(item_id, path, position, call_id, _part_of(item_id))
+
+
+def _part_of(item_id: str) -> Literal["reasoning", "content"] | int:
+    """The part of an answer that an item holds; `content` for an id of others."""
+    ours = OUR_ID.fullmatch(item_id)
+    if ours is not None and ours["at"] is not None:
+        return int(ours["at"])
+    return "reasoning" if ours is not None and ours["kind"] == "rs" else "content"
 
 
 def _definitions(functions: list[Function]) -> str:

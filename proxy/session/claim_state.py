@@ -113,13 +113,13 @@ class ClaimState:
         """The request in full, with its messages as the model sampled and read them, and its transcript.
 
         `engine`: the engine's name if it owns its prompts; the request then says which answer it continues. Raises RefusalError if the
-        request continues an unknown call.
+        request continues an unknown call, or refers to an unknown item.
         """
-        whole = self.stored.continued(request)
+        whole = self.stored.continued(self.stored.resolved(request))
         bare = transcript(Spelled(), request.tools)
         shaping = bare.tools_digest, request.offered_tools, request.reasoning_effort
         frame = None if engine is None else frame_of(engine, *shaping)
-        messages, spelled = self.turns.restore(whole.messages, request.tools, frame)
+        messages, spelled = self.turns.restore(whole.messages, request.tools)
         continued = None if frame is None else self._continued(spelled, frame)
         return replace(whole, messages=messages, continued=continued), dataclasses.replace(bare, messages=spelled)
 
@@ -165,11 +165,12 @@ class ClaimState:
                 self.add(call, prompt.ids, prompt.media, is_disowned=call.record.call_id in log.disowned)
 
     def _unknown(self, request: ChatRequest) -> set[bytes | str]:
-        """Digests of the turns that the request repeats and aren't known, and the id of the call that it continues if that isn't."""
-        unknown: set[bytes | str] = set(self.turns.unknown_turns(request.messages, request.tools))
-        if request.continues is not None and request.continues not in self._known:
-            unknown.add(request.continues)
-        return unknown
+        """Digests of the turns that the request repeats and ids of the calls that it continues or refers to, of those that aren't known."""
+        named = (request.continues, *(reference.call_id for reference in request.references))
+        unknown: set[bytes | str] = {call_id for call_id in named if call_id is not None and call_id not in self._known}
+        lacking = {reference.position for reference in request.references}
+        repeated = [message for at, message in enumerate(request.messages) if at not in lacking]
+        return unknown | self.turns.unknown_turns(repeated, request.tools)
 
 
 def _is_ended(record: Completion) -> bool:

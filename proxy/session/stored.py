@@ -1,7 +1,7 @@
-"""Calls that another request may continue by their id (OpenAI's `store` and `previous_response_id`).
+"""Calls that another request may continue or refer to by an id (OpenAI's `store`, `previous_response_id` and `item_reference`).
 
 Conversations share the messages that they have in common, so memory is linear in what is new in each call. Bounded: beyond the limit all
-but the newest call are forgotten, and a request that continues a forgotten call is refused.
+but the newest call are forgotten, and a request that continues a forgotten call, or refers to its answer, is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.chat import ChatRequest, Message
+from proxy.chat import ChatRequest, ItemReference, Message
 from proxy.errors import Refusal, RefusalError
 from topics.calls.delta import Spelled, spell
 
@@ -50,6 +50,15 @@ class StoredCalls:
             self._nodes, self._bytes, self._calls = {}, 0, {}
             self._keep(call_id, [*messages, answer], whole, first)
 
+    def resolved(self, request: ChatRequest) -> ChatRequest:
+        """The request with the parts that it refers to in its messages. Raises RefusalError for an unknown item."""
+        if not request.references:
+            return request
+        messages = list(request.messages)
+        for reference in request.references:
+            messages[reference.position] = _with_part(messages[reference.position], reference, self._answer(reference))
+        return msgspec.structs.replace(request, messages=messages, references=[])
+
     def continued(self, request: ChatRequest) -> ChatRequest:
         """The request with the messages that it continues, after its instructions and before its own messages. Raises RefusalError."""
         if request.continues is None:
@@ -62,6 +71,17 @@ class StoredCalls:
         first_own = int(request.instructions)
         messages = [*request.messages[:first_own], *_chain(node)[first:], *request.messages[first_own:]]
         return msgspec.structs.replace(request, messages=messages)
+
+    def _answer(self, reference: ItemReference) -> Message:
+        """The answer that has the part. Raises RefusalError."""
+        found = self._calls.get(reference.call_id or "")
+        if found is None or not _has(found[0].message, reference):
+            words = (
+                f"{reference.field}: Item with id '{reference.item_id[:200]}' not found. Only items of answers that this session has"
+                " stored can be referred to: send the item itself, and requests without `store: false`."
+            )
+            raise RefusalError(Refusal.INVALID, words, field=reference.field)
+        return found[0].message
 
     def _keep(self, call_id: str, messages: list[Message], spelled: Spelled, first: int) -> bool:
         """Adds a call; returns False, and changes nothing, if there is no room."""
@@ -86,3 +106,19 @@ def _chain(node: _Node) -> list[Message]:
         found.append(at.message)
         at = at.before
     return found[::-1]
+
+
+def _has(answer: Message, reference: ItemReference) -> bool:
+    if isinstance(reference.part, int):
+        return reference.part < len(answer.tool_calls)
+    return reference.part == "content" or bool(answer.reasoning)
+
+
+def _with_part(message: Message, reference: ItemReference, answer: Message) -> Message:
+    if reference.part == "content":
+        return msgspec.structs.replace(message, content=answer.content)
+    if reference.part == "reasoning":
+        return msgspec.structs.replace(message, reasoning=answer.reasoning)
+    found = answer.tool_calls[reference.part]
+    calls = [found if call.id == reference.item_id else call for call in message.tool_calls]
+    return msgspec.structs.replace(message, tool_calls=calls)

@@ -1,8 +1,8 @@
 """An index of the turns that a claim's model sampled, by which a harness's spelling of a turn is replaced by the sampled message.
 
-The tool messages after a restored turn get the sampled ids, so that the next prompt repeats the tokens that the engine sampled. Invariant:
-an edited turn stays as the harness wrote it (`proxy/session/spelling.py` defines an edit), and reasoning that a harness leaves out stays
-out, as its provider wouldn't see it either. Bounded: the oldest turns are forgotten.
+The tool messages after a restored turn get the sampled ids, so that the next prompt repeats the tokens that the engine sampled. Reasoning
+that a harness leaves out returns if the turn follows the very messages that it answered; elsewhere it stays out. Invariant: an edited turn
+stays as the harness wrote it (`proxy/session/spelling.py` defines an edit). Bounded: the oldest turns are forgotten.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class SampledTurns:
     def add(
         self, call_id: str, follows: bytes, message: Message, *, frame: bytes = b"", is_ended: bool = False
     ) -> None:
-        """Adds the answer to the messages whose chain ends with the link `follows`; `frame` as in `restore`."""
+        """Adds the answer to the messages whose chain ends with the link `follows`.
+
+        `frame`: digest of everything but messages that its prompt was rendered from.
+        """
         spelled = spell(message)
         link = link_after(follows, spelled)
         turn = _SampledTurn(call_id, follows, meaning_of(message), message, spelled, link, frame, is_ended)
@@ -107,21 +110,15 @@ class SampledTurns:
                 del self._by_tool_call[call.id]
 
     def repeated(self, spelled: Spelled, frame: bytes) -> RepeatedTurn | None:
-        """The last answer that restored messages repeat after the very messages that it answered; None if there is none."""
+        """The last answer in this frame that restored messages repeat after the very messages that it answered; None if there is none."""
         for at in range(len(spelled.links) - 1, -1, -1):
             turns = self._by_link.get((spelled.links[at], frame))
             if turns:
                 return RepeatedTurn(turns[-1].call_id, at, turns[-1].is_ended)
         return None
 
-    def restore(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), frame: bytes | None = None
-    ) -> tuple[list[Message], Spelled]:
-        """The messages as the model sampled and read them, and their spelling on the log; `tools` are those that the request declares.
-
-        `frame`: of a request whose prompt repeats tokens, the digest of everything but messages that it is rendered from. Answers to these
-        very messages in this frame keep their reasoning even if the harness leaves it out: it is among the tokens.
-        """
+    def restore(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[list[Message], Spelled]:
+        """The messages as the model sampled and read them, and their spelling on the log; `tools` are those that the request declares."""
         restored: list[Message] = []
         spelled = Spelled()
         sampled_ids: dict[str, list[str]] = {}
@@ -132,8 +129,8 @@ class SampledTurns:
                 written = spell(message)
                 found = self._find(message, written, spelled.link, tools) if self._turns else None
                 if found is not None and found.spelled != written:
-                    is_repeated = found.follows == spelled.link and found.frame == frame
-                    original = found.message if is_repeated else _without_omitted_reasoning(found.message, message)
+                    is_in_place = found.follows == spelled.link
+                    original = found.message if is_in_place else _without_omitted_reasoning(found.message, message)
                     written = found.spelled if original is found.message else spell(original)
                 sampled_ids |= _sampled_ids(message, original)
             else:

@@ -23,6 +23,12 @@ class Item(msgspec.Struct):
     id: str | None = None
 
 
+class ItemReference(msgspec.Struct):
+    """`item_reference`, and an item that has only an id."""
+
+    id: str
+
+
 class WirePart(msgspec.Struct):
     """A content part of a message or of a tool's output; `type` decides which other field is set."""
 

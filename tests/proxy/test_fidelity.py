@@ -55,6 +55,13 @@ def chat(told: Json) -> list[Json]:
     return [said, *({"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in calls)]
 
 
+def langchain(told: Json) -> list[Json]:
+    """LangChain, openai-agents, strands, the AI SDK, `llm`: content and calls alone, since the API has no field for reasoning."""
+    said, *results = chat(told)
+    del said["reasoning_content"]
+    return [said, *results]
+
+
 def responses(told: Json) -> list[Json]:
     """opencode: arguments written anew, items without their ids."""
     said, results = [], []
@@ -89,13 +96,14 @@ def google(told: Json) -> list[Json]:
     return [{"role": "model", "parts": parts}, {"role": "user", "parts": results}]
 
 
-HARNESSES: dict[str, tuple[Json, Callable[[Json], list[Json]]]] = {
-    "openai_chat": ({}, chat),
-    "openai_responses": ({"include": ["reasoning.encrypted_content"]}, responses),
-    "anthropic_messages": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, anthropic),
-    "google_generate_content": ({"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}, google),
+HARNESSES: dict[Callable[[Json], list[Json]], tuple[str, Json]] = {
+    chat: ("openai_chat", {}),
+    langchain: ("openai_chat", {}),
+    responses: ("openai_responses", {"include": ["reasoning.encrypted_content"]}),
+    anthropic: ("anthropic_messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    google: ("google_generate_content", {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}),
 }
-"""What a harness sends with each request, and how it repeats an answer in the next one, with the results of its tool calls."""
+"""How a harness repeats an answer, with the results of its tool calls; its dialect, and what it sends with each request."""
 
 
 @pytest.fixture
@@ -103,15 +111,16 @@ def scripted() -> ScriptedEngine:
     return ScriptedEngine([SCRIPT])
 
 
-async def turn(http: aiohttp.ClientSession, proxy: Proxy, key: str, dialect: str, turns: list[Json]) -> list[Json]:
+async def turn(http: aiohttp.ClientSession, proxy: Proxy, key: str, harness: Any, turns: list[Json]) -> list[Json]:
     """One request of a conversation; what the harness makes of its answer."""
-    words, (fields, repeat) = DIALECTS[dialect], HARNESSES[dialect]
+    dialect, fields = HARNESSES[harness]
+    words = DIALECTS[dialect]
     body = words.body(turns) | {"tools": words.tools([BASH])} | fields
     async with http.post(proxy.url + words.path, headers={KEY_HEADER: key}, json=body) as response:
         # As JavaScript reads it: 1.0 is 1.
         told = json.loads(await response.read(), parse_float=lambda digits: int(float(digits)))
         assert response.status == 200, told
-    return repeat(told)
+    return list(harness(told))
 
 
 def is_one_trace(scripted: ScriptedEngine, calls: int) -> bool:
@@ -122,18 +131,18 @@ def is_one_trace(scripted: ScriptedEngine, calls: int) -> bool:
     return all(book.prompt_token_ids[: len(last)] == last for last, book in zip(seen, books[1:], strict=False))
 
 
-@pytest.mark.parametrize("dialect", HARNESSES)
+@pytest.mark.parametrize("harness", HARNESSES)
 @pytest.mark.parametrize("proxies", [1, 3])
 async def test_a_respelled_conversation_is_one_trace_also_where_other_proxies_take_over(
-    bench: Bench, engine_url: str, scripted: ScriptedEngine, http: aiohttp.ClientSession, dialect: str, proxies: int
+    bench: Bench, engine_url: str, scripted: ScriptedEngine, http: aiohttp.ClientSession, harness: Any, proxies: int
 ) -> None:
     lies: dict[str, Any] = await bench.open()
     key = bench.key(issued_at=int(time.time()) - 60, **lies)
-    turns = [DIALECTS[dialect].user("work")]
+    turns = [DIALECTS[HARNESSES[harness][0]].user("work")]
     for _ in range(proxies):
         async with proxied(bench, engine_url) as proxy:
             for _ in range(3 // proxies):
-                turns += await turn(http, proxy, key, dialect, turns)
+                turns += await turn(http, proxy, key, harness, turns)
     assert is_one_trace(scripted, 3)
     calls, books = await bench.calls(3), scripted.record.calls("t.0")
     assert [call.prompt.base for call in calls] == [None, calls[0].call_id, calls[1].call_id]

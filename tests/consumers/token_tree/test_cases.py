@@ -221,6 +221,20 @@ a truncated answer that the prompt repeats differently is edited history, not an
     = sys hi a long [sto]
     tokens 8, trained 5, drift fork 1
 
+tool calls that a harness repeats as text are edited history (smolagents' ToolCallingAgent)
+    a: sys user go assistant > I look <call> ls <end> -> root
+    b: sys user go assistant I look Calling ls <end> user out assistant > ok -> edited_history
+    = sys user go assistant [I look] Calling ls <end> user out assistant [ok]
+    = sys user go assistant I look [<call> ls <end>]
+    tokens 16, trained 6, drift fork 1
+
+if the generation prompt opens reasoning, a rewritten answer can't be told from another task
+    a: sys user go assistant <think> > hm </think> <call> ls <end> -> root
+    b: sys user go assistant Calling ls <end> user out assistant <think> > ok -> root
+    = sys user go assistant Calling ls <end> user out assistant <think> [ok]
+    = sys user go assistant <think> [hm </think> <call> ls <end>]
+    tokens 18, trained 6
+
 reasoning stripped from the history starts a branch after the last parent that remains
     a: sys hi > hello -> root
     b: sys hi hello tool > <think> hm </think> ok -> after a

@@ -104,3 +104,15 @@ def test_text_that_was_cut_within_an_emoji_is_read(call: CallSpec) -> None:
     cut = json.dumps(call.body | {"metadata": {"user_id": "\ud83d"}}).encode()
     assert b"\\ud83d" in cut
     assert shown(parse(call, cut)) == shown(parse(call, body))
+
+
+@pytest.mark.parametrize("name", ["openai_chat", "openai_responses", "anthropic_messages"])
+def test_a_client_may_leave_out_the_version(name: str) -> None:
+    """The AI SDK's and opencode's Anthropic providers post to `{baseURL}/messages`."""
+    routes = {(route.method, route.path): route.serves for route in DIALECTS[name].routes}
+    below = {at: serves for at, serves in routes.items() if at[1].startswith("/v1/")}
+    assert Serves.CALL in below.values()
+    assert below == {
+        (method, "/v1" + path): routes.get((method, path))
+        for method, path in ((method, path.removeprefix("/v1")) for method, path in below)
+    }

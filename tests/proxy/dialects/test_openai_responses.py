@@ -231,8 +231,7 @@ class TestOpenAIResponses(DialectSuite):
         ({"input": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "shell_call", "call_id": "c"}]}, "input[0].action"),
-        ({"input": [{"id": "msg_1"}]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference"}]}, "input[0]"),
         ({"input": [USER, {"type": "compaction", "encrypted_content": "x"}]}, "input[1]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [CLOCK, {"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[1].tools[0]"),
@@ -343,6 +342,29 @@ def test_a_call_may_continue_another_and_a_count_may_not() -> None:
         DIALECT.parse(Wire(body, serves=Serves.COUNT))
     assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "previous_response_id")
     assert DIALECT.parse(Wire(b'{"input":"x"}', serves=Serves.COUNT)).messages == [Message("user", "x")]
+
+
+def test_a_reference_is_the_part_of_its_call_that_its_id_names() -> None:
+    hexed = "0" * 31 + "a"
+    ids = [f"rs_{hexed}", f"msg_{hexed}", f"fc_{hexed}_0", f"ctcr_{hexed}_1"]
+    items = [USER, *({"type": "item_reference", "id": each} for each in ids), {"id": "msg_1"}]
+    request = parse(input=items, instructions="Be brief.")
+    named = [(ref.item_id, ref.field, ref.position, ref.call_id, ref.part) for ref in request.references]
+    assert named == [
+        (ids[0], "input[1].id", 2, f"resp_{hexed}", "reasoning"),
+        (ids[1], "input[2].id", 2, f"resp_{hexed}", "content"),
+        (ids[2], "input[3].id", 2, f"resp_{hexed}", 0),
+        (ids[3], "input[4].id", 2, f"resp_{hexed}", 1),
+        ("msg_1", "input[5].id", 2, None, "content"),
+    ]
+    assert [message.role for message in request.messages] == ["system", "user", "assistant"]
+
+
+def test_references_are_not_counted() -> None:
+    body = json.dumps({"input": [{"type": "item_reference", "id": "msg_1"}]}).encode()
+    with pytest.raises(RefusalError, match="send the item itself") as refused:
+        DIALECT.parse(Wire(body, serves=Serves.COUNT))
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "input[0].id")
 
 
 # --- the answer

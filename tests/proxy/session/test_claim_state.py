@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.capture import CallSpec, answered_record
-from proxy.chat import Answer, ChatRequest, Function, FunctionCall, Message, Tool, ToolCall, Usage
+from proxy.chat import Answer, ChatRequest, Function, FunctionCall, ItemReference, Message, Tool, ToolCall, Usage
 from proxy.session.claim_state import ClaimState
 from proxy.session.history import Transcript, transcript
 from proxy.session.logged_calls import LoggedCall
@@ -131,6 +131,22 @@ def test_a_recalled_claim_knows_what_the_one_before_knew(turns: list[Turn], seen
             continue
         going_on = ChatRequest([Message("user", "on")], continues=call.call_id)
         assert now.stored.continued(going_on) == then.stored.continued(going_on)
+
+
+def test_the_log_is_read_on_for_an_item_of_a_call_that_is_not_known_yet() -> None:
+    _, log, _, _ = lived([Turn(0, 0, "x", 0, "one", True, "answered")])
+    claim = ClaimState(KEY)
+    claim.take_over(ClaimLog(log, frozenset(), 0, is_over=False))
+    lacking = [Message("user", "x"), Message("assistant"), Message("user", "on")]
+
+    def refers_to(call_id: str | None) -> ChatRequest:
+        return ChatRequest(lacking, references=[ItemReference("msg_", "input[1].id", 1, call_id, "content")])
+
+    assert not claim.must_read_on(refers_to("c0"))
+    assert not claim.must_read_on(refers_to(None))
+    assert claim.must_read_on(refers_to("c1"))
+    restored, _ = claim.restore(refers_to("c0"), None)
+    assert restored.messages[1].content == "one"
 
 
 @pytest.mark.parametrize("unsaid_calls", [0, 1])

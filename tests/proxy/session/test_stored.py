@@ -1,7 +1,8 @@
-"""Calls that are continued by their id: what the model reads is the whole conversation, and nobody keeps it twice."""
+"""Calls and items that are named by their id: what the model reads is the whole conversation, and nobody keeps it twice."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,8 +18,10 @@ from openai import AsyncOpenAI
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.scripts import Script, ScriptCall, ScriptTurn, Variant
 from proxy.app import Proxy
-from proxy.chat import ChatRequest, Message
-from proxy.errors import RefusalError
+from proxy.chat import ChatRequest, FunctionCall, Message, ToolCall
+from proxy.dialects.base import Wire
+from proxy.dialects.openai_responses import OpenAIResponses
+from proxy.errors import Refusal, RefusalError
 from proxy.session import stored
 from proxy.session.stored import StoredCalls
 from tests.proxy.conftest import Bench, proxied
@@ -39,6 +42,7 @@ SCRIPT = Script(
         ),
     ),
 )
+Json = dict[str, Any]
 BASH: Any = {"type": "function", "name": "bash", "parameters": {"type": "object", "properties": {}}, "strict": False}
 
 
@@ -116,6 +120,77 @@ def test_beyond_its_room_only_the_newest_call_is_kept(monkeypatch: pytest.Monkey
         kept.continued(ChatRequest([user("and?")], continues="c0"))
 
 
+# --- items by their ids
+
+WHOLE = Message("assistant", "I look.", "Hm.", [ToolCall(f"c{at}", FunctionCall("f", "{}")) for at in range(2)])
+HEXED = "1" * 32
+ITEMS: dict[str, Any] = {
+    f"rs_{HEXED}": {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+    f"msg_{HEXED}": {"type": "message", "role": "assistant", "content": "I look."},
+    f"fc_{HEXED}_0": {"type": "function_call", "call_id": "c0", "name": "f", "arguments": "{}"},
+    f"fc_{HEXED}_1": {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+}
+
+
+def items_request(*items: Json, **fields: Any) -> ChatRequest:
+    return OpenAIResponses().parse(Wire(json.dumps({"input": items, **fields}).encode()))
+
+
+def reference(item_id: str) -> Any:
+    return {"type": "item_reference", "id": item_id}
+
+
+@given(st.sets(st.sampled_from([*ITEMS]), min_size=1), st.sets(st.sampled_from([*ITEMS])), st.booleans())
+def test_a_reference_reads_as_the_item_that_it_names(sent: set[str], referred: set[str], instructed: bool) -> None:
+    kept = StoredCalls()
+    keep(kept, f"resp_{HEXED}", ChatRequest([user("hi")], store=True), WHOLE)
+    whole = [ITEMS[item_id] | {"id": item_id} for item_id in ITEMS if item_id in sent]
+    named = [reference(item["id"]) if item["id"] in referred else item for item in whole]
+    fields = {"instructions": "Be brief."} if instructed else {}
+    opening = {"role": "user", "content": "hi"}
+    assert kept.resolved(items_request(opening, *named, **fields)).messages == (
+        items_request(opening, *whole, **fields).messages
+    )
+
+
+def test_calls_without_ids_belong_to_the_turn_whose_reasoning_and_text_are_references() -> None:
+    """As the AI SDK 6 sends a turn that called tools."""
+    kept = StoredCalls()
+    keep(kept, f"resp_{HEXED}", ChatRequest([user("hi")], store=True), WHOLE)
+    calls = [item for item in ITEMS.values() if item["type"] == "function_call"]
+    opening, result = (
+        {"role": "user", "content": "hi"},
+        {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+    )
+    request = items_request(opening, reference(f"rs_{HEXED}"), reference(f"msg_{HEXED}"), *calls, result)
+    assert kept.resolved(request).messages == [user("hi"), WHOLE, Message("tool", "ok", tool_call_id="c1")]
+
+
+def test_a_text_behind_a_reference_to_a_text_is_another_turn() -> None:
+    kept = StoredCalls()
+    keep(kept, f"resp_{HEXED}", ChatRequest([user("hi")], store=True), said("Hi."))
+    added = {"role": "assistant", "content": "I'm the client."}
+    request = items_request({"role": "user", "content": "hi"}, reference(f"msg_{HEXED}"), added)
+    assert kept.resolved(request).messages == [user("hi"), said("Hi."), said("I'm the client.")]
+
+
+@pytest.mark.parametrize("item_id", ["msg_1", "rs_" + "2" * 32, f"fc_{HEXED}_2", "m" * 500])
+def test_an_item_that_is_not_stored_is_named_with_the_way_out(item_id: str) -> None:
+    kept = StoredCalls()
+    keep(kept, f"resp_{HEXED}", ChatRequest([user("hi")], store=True), WHOLE)
+    with pytest.raises(RefusalError, match="send the item itself") as refused:
+        kept.resolved(items_request({"role": "user", "content": "hi"}, reference(item_id)))
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "input[1].id")
+    assert f"Item with id '{item_id[:200]}' not found." in refused.value.message
+
+
+def test_reasoning_that_was_never_said_is_no_item() -> None:
+    kept = StoredCalls()
+    keep(kept, f"resp_{HEXED}", ChatRequest([user("hi")], store=True), said("Hi."))
+    with pytest.raises(RefusalError, match="not found"):
+        kept.resolved(items_request({"role": "user", "content": "hi"}, reference(f"rs_{HEXED}")))
+
+
 # --- through a proxy, with the official client
 
 
@@ -172,6 +247,36 @@ async def test_what_cant_be_continued_is_openais_error(
     assert refused.value.code == "previous_response_not_found"
     assert refused.value.param == "previous_response_id"
     assert f"'{named}'" in refused.value.message
+
+
+async def test_a_conversation_by_references_is_one_trace_also_where_another_proxy_takes_over(
+    bench: Bench, engine_url: str, scripted: ScriptedEngine
+) -> None:
+    """By the AI SDK's default, which relies on OpenAI's store."""
+    lies: dict[str, Any] = await bench.open()
+    key = bench.key(issued_at=int(time.time()) - 60, **lies)
+    history: list[Any] = [{"role": "user", "content": "work"}]
+    for _ in range(2):
+        async with proxied(bench, engine_url) as proxy, at(proxy, key) as client:
+            answer = await client.responses.create(model="m", input=history, tools=[BASH])
+            history += [reference(item.id) for item in answer.output if item.id is not None]
+            history += [
+                {"type": "function_call_output", "call_id": item.call_id, "output": "a.py"}
+                for item in answer.output
+                if item.type == "function_call"
+            ]
+            if answer.output_text == "One.":
+                with pytest.raises(openai.BadRequestError) as refused:
+                    await client.responses.create(model="m", input=[*history, reference("msg_1")], tools=[BASH])
+                assert (refused.value.type, refused.value.param) == (
+                    "invalid_request_error",
+                    f"input[{len(history)}].id",
+                )
+    assert [turn.get("type") for turn in history] == [
+        *(None, "item_reference", "item_reference", "function_call_output", "item_reference")
+    ]
+    one, two = scripted.record.calls("t.0")
+    assert two.prompt_token_ids[: len(one.prompt_token_ids + one.token_ids)] == one.prompt_token_ids + one.token_ids
 
 
 async def test_another_owner_continues_what_the_first_has_stored(

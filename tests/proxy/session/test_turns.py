@@ -120,6 +120,11 @@ def in_parts(message: Message) -> Message:
     )
 
 
+def without_reasoning(message: Message) -> Message:
+    """As clients of Chat Completions repeat a turn: the API has no place for reasoning."""
+    return edited(message, reasoning=None)
+
+
 REWRITES = [
     reserialised,
     sorted_keys,
@@ -130,6 +135,7 @@ REWRITES = [
     null_for_empty,
     empty_for_null,
     in_parts,
+    without_reasoning,
 ]
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -256,11 +262,14 @@ def test_a_later_turn_takes_over_the_ids_that_it_shares() -> None:
     assert [m.tool_call_id for m in restored(known(first), *told) if m.role == "tool"] == ["own0", "call_0"]
 
 
-def test_reasoning_that_a_harness_leaves_out_stays_out() -> None:
+def test_reasoning_that_a_harness_leaves_out_returns_at_its_place_and_nowhere_else() -> None:
     answer = said("Done.", '{"a" :1}', reasoning=" Hm. ")
+    elsewhere = known(answer, to=[Message("system", "before"), USER])
     assert restored(known(answer), said("Done.", '{"a":1}', reasoning="Hm.")) == [answer]
-    assert restored(known(answer), said("Done.", '{"a":1}')) == [edited(answer, reasoning=None)]
+    assert restored(known(answer), said("Done.", '{"a":1}')) == [answer]
+    assert restored(elsewhere, said("Done.", '{"a":1}')) == [edited(answer, reasoning=None)]
     assert restored(known(answer), said("Done.", '{"a":1}', reasoning="H")) == [said("Done.", '{"a":1}', reasoning="H")]
+    assert restored(known(answer), said("Done!", '{"a":1}')) == [said("Done!", '{"a":1}')]
 
 
 def test_of_equal_turns_each_is_the_one_said_at_its_place() -> None:
