@@ -74,6 +74,7 @@ SCHEMA = pa.schema(
         "stats": STATS,
         "metadata": TEXT,
         "run": TEXT,
+        "side_calls": INT,
     }
 )
 """`metadata` holds JSON text."""

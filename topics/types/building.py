@@ -22,6 +22,8 @@ Kind = Literal[
 """All kinds of call, as the proxy's rules (`proxy/call_kinds.py`) assign them."""
 TRAINED: tuple[Kind, ...] = ("main", "subagent", "compaction")
 """Kinds of call that are trained: main work, sub-agents, and the summaries that work continues from. The others are side calls."""
+COMPACTION: Kind = "compaction"
+"""The kind of a call that summarises a conversation, which then goes on from the summary."""
 SIDE: Kind = "side"
 """The kind of a side call that no rule knows, and that differs from the work of its thread (`proxy/session/work.py`)."""
 
