@@ -227,7 +227,7 @@ def test_a_main_chain_runs_through_a_compaction_that_was_asked_for_again() -> No
     log.call("c", "new sys summary", "going on", lineage=main)
     log.call("d", "new sys summary going on tool", "done", lineage=main)
     assert branches(log.build()) == {"a": "root", "sum": None, "unused": "compaction", "c": "retry", "d": None}
-    wanted = ["new sys summary [going on] tool [done]", "sys hi [hello there] sum up [all well]"]
+    wanted = ["sys hi [hello there] sum up [all well]", "new sys summary [going on] tool [done]"]
     assert rewarded(log, PrefixMerging, "main_chain") == wanted
 
 

@@ -204,7 +204,7 @@ the first root of a thread after its compaction goes on from it; a shared prefix
     = sub job [doing]
     = sub two [it]
     = sys new [well]
-    tokens 18, trained 7, masked side_call 1, drift clean 1
+    tokens 19, trained 7, masked side_call 1, drift clean 1
 
 a root of a thread without a compaction is a root, whatever the thread did before
     a: {thread=m} sys hi > hello -> root

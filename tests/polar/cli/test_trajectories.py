@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from polar.cli.trajectories import COLUMNS, _row, line
+from polar.cli.trajectories import line
 from tests.analytics.story import story
 from topics.types.building import TRAINED
 from topics.types.completion import CallOutcome
@@ -23,5 +23,4 @@ def test_answered_calls_of_kinds_that_are_not_trained_are_counted_as_side_calls(
     work = msgspec.structs.replace(call, kind="main")
     trajectory = msgspec.structs.replace(ONE, calls=[work, call, call])
     wanted = 2 if outcome is CallOutcome.ANSWERED and kind not in TRAINED else 0
-    assert dict(zip(COLUMNS, _row(trajectory), strict=True))[">side"] == wanted
     assert line(msgspec.structs.replace(trajectory, traces=[]))["side_calls"] == wanted
