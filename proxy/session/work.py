@@ -8,7 +8,6 @@ under another prompt. A claim that was read back from its log knows what its las
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Set
 
 from proxy.chat import ChatRequest, Message
@@ -22,8 +21,8 @@ class Work:
     """The work of one claim, as its answered calls show it."""
 
     def __init__(self) -> None:
-        self._prompts: defaultdict[Thread | None, set[bytes]] = defaultdict(set)
-        """Links of the work's system prompts, by thread. All calls whose headers name no thread are one thread."""
+        self._prompts: set[tuple[Thread | None, bytes]] = set()
+        """Threads with the links of their work's system prompts. All calls whose headers name no thread are one thread."""
         self._with_tools: set[Thread | None] = set()
         """Threads whose work declared tools."""
         self._side_calls: set[str] = set()
@@ -32,8 +31,7 @@ class Work:
     @property
     def size(self) -> int:
         """Estimated bytes in memory."""
-        prompts = sum(len(links) for links in self._prompts.values())
-        return 600 * len(self._prompts) + 100 * (prompts + len(self._side_calls))
+        return 600 * len(self._prompts) + 100 * len(self._side_calls)
 
     def add(self, call: LoggedCall) -> None:
         """Adds an answered call."""
@@ -43,7 +41,7 @@ class Work:
             return
         thread = thread_of(record.lineage)
         if _has_system_prompt(call.messages):
-            self._prompts[thread].add(call.transcript.messages.links[0])
+            self._prompts.add((thread, call.transcript.messages.links[0]))
         if call.transcript.tools_digest != NO_TOOLS:
             self._with_tools.add(thread)
 
@@ -52,7 +50,7 @@ class Work:
         if request.tools or not _has_system_prompt(request.messages):
             return False
         thread = thread_of(lineage)
-        return thread in self._with_tools and transcript.messages.links[0] not in self._prompts[thread]
+        return thread in self._with_tools and (thread, transcript.messages.links[0]) not in self._prompts
 
     def are_side_calls(self, call_ids: Set[str]) -> bool:
         """Whether none of these calls is work."""
