@@ -1,8 +1,9 @@
 """The kind of a call: the harness's main work, a sub-agent's, a compaction, or a side call (a title, a router, …) that isn't trained.
 
-One table of rules; the first that matches decides, and a call that none matches is main work. The log names the rule beside the kind, so
-that people can check it. Evidence is a header, or the harness's own words in a system prompt without tools: what a user writes to an agent
-never makes its calls side calls.
+One table of rules; the first that matches decides. A call that none matches is main work, or BESIDE_WORK if it differs from the work of
+its thread (`proxy/session/work.py`). The log names the rule beside the kind, so that people can check it. Evidence is a header, or the
+harness's own words in a system prompt: anywhere near its beginning if no tools are declared, otherwise its very first words. What a user
+writes to an agent never makes its calls side calls.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from proxy.chat import ChatRequest, Message, TextPart
+from topics.types.building import SIDE
 
 
 class Kind(NamedTuple):
@@ -29,6 +31,7 @@ class Rule(NamedTuple):
 
 
 MAIN = Kind("main")
+BESIDE_WORK = Kind(SIDE, "no_tools_beside_work")
 TEXT_LIMIT = 800
 """Characters of a text that rules search: harnesses state their request first (opencode's compaction after 500), the task follows."""
 
@@ -46,6 +49,12 @@ def _has_system_words(words: str) -> Callable[[ChatRequest, Mapping[str, str]], 
     """Holds for a request without tools whose system prompt contains these words."""
     pattern = re.compile(words, re.IGNORECASE)
     return lambda request, _: not request.tools and bool(pattern.search(_system(request)))
+
+
+def _begins_with(words: str) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
+    """Holds for a request whose system prompt begins with these words, with tools or without."""
+    pattern = re.compile(words)
+    return lambda request, _: bool(pattern.match(_system(request)))
 
 
 def _is_quota_probe(request: ChatRequest, _: Mapping[str, str]) -> bool:
@@ -82,13 +91,27 @@ RULES = [
     ),
     Rule(
         Kind("title", "no_tools_title_prompt"),
-        _has_system_words(r"title generator|generate a (concise|brief|short) title|sentence-case title"),
+        _has_system_words(
+            r"title generator|generate a (concise|brief|short) title|sentence-case title|you are naming a coding session"
+        ),
     ),
+    Rule(Kind("title", "codex_thread_source"), _lineage("source", "thread_title")),
     Rule(
         Kind("summary", "no_tools_summary_prompt"),
         _has_system_words(r"^summarize what was done in this conversation"),
     ),
     Rule(Kind("router", "no_tools_routing_prompt"), _has_system_words(r"task routing AI|classify its complexity")),
+    Rule(
+        Kind("classifier", "no_tools_security_prompt"),
+        _has_system_words(r"you are a security monitor for autonomous AI coding agents"),
+    ),
+    Rule(
+        Kind("memory", "memory_agent_prompt"),
+        _begins_with(
+            r"You are (now acting as the managed memory extraction subagent|performing a managed memory dream"
+            r"|reviewing this conversation to extract reusable skills)"
+        ),
+    ),
     Rule(Kind("next_speaker", "schema_for_next_speaker"), _is_next_speaker_check),
     Rule(
         Kind("commit_message", "no_tools_commit_prompt"),

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from proxy.call import CallTask, Pipeline
-from proxy.call_kinds import Kind, kind_of
+from proxy.call_kinds import BESIDE_WORK, MAIN, Kind, kind_of
 from proxy.capture import CallSpec
 from proxy.chat import ChatRequest
 from proxy.dialects.base import Dialect
 from proxy.lineage import client_of, lineage_of
 from proxy.metrics import ProxyMetrics
 from proxy.session.claim_state import ClaimState
+from proxy.session.history import Transcript
 from proxy.session.limits import admit
 from proxy.session.repeats import content_digest, is_retry
 from proxy.session.reply import SharedCalls, nothing
@@ -70,7 +71,7 @@ class Intake:
             return shared
         admit(limits, claim.usage, len(claim.in_flight), request.choices)
         first_id = dialect.id_prefix + os.urandom(16).hex()
-        kind = kind_of(request, lineage) if claim.key.kind is None else Kind(claim.key.kind, "key")
+        kind = _kind(claim, request, transcript, lineage)
         question = question_of(transcript, lineage)
         seen = claim.seen.asked_again(question, received_at)
         # A client that counts a retry didn't get the answer, whatever was written to its connection.
@@ -99,6 +100,14 @@ class Intake:
             calls.on_delivered = lambda _: claim.seen.add(question, call_ids, time.time())
         claim.repeats.add(digest, calls)
         return calls
+
+
+def _kind(claim: ClaimState, request: ChatRequest, transcript: Transcript, lineage: Mapping[str, str] | None) -> Kind:
+    """The key's kind, or a rule's; what no rule knows is main work, unless it is beside the claim's work."""
+    if claim.key.kind is not None:
+        return Kind(claim.key.kind, "key")
+    kind = kind_of(request, lineage)
+    return BESIDE_WORK if kind == MAIN and claim.is_beside_work(request, transcript, lineage) else kind
 
 
 def imposed(request: ChatRequest, key: KeyClaims, unasked_grammar: bool | None) -> ChatRequest:

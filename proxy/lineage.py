@@ -34,6 +34,7 @@ class _TurnMetadata(msgspec.Struct):
     """The fields of Codex's JSON header that its other headers lack."""
 
     request_kind: str | None = None
+    thread_source: str | None = None
     parent_thread_id: str | None = None
 
 
@@ -48,6 +49,7 @@ def lineage_of(headers: Mapping[str, str]) -> dict[str, str] | None:
     if TURN_METADATA in headers:
         turn = _turn(headers[TURN_METADATA])
         found["request"] = turn.request_kind
+        found["source"] = turn.thread_source
         found["parent_thread"] = found["parent_thread"] or turn.parent_thread_id
     return {name: _text(value) for name, value in found.items() if value} or None
 

@@ -21,7 +21,7 @@ class Branch(StrEnum):
     SUBAGENT = "subagent"
     """A root whose call is a sub-agent's, as a rule of the proxy recognised it."""
     COMPACTION = "compaction"
-    """A root of a thread that had calls before (as headers show): its history was summarised or cleared."""
+    """The first root of a thread after a call of kind `compaction` in the same thread, as headers show: it goes on from a summary."""
     FORK = "fork"
     """An earlier call continued the same parent and had ended when this call began."""
     PARALLEL = "parallel"

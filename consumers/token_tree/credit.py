@@ -1,20 +1,24 @@
 """The calls that a session's reward is credited to, if the task credits only some of them.
 
 Owns the definition of the main agent's chain. It goes by kinds, lineage headers and the tree, and credits nothing by guess: if no
-header shows a compaction, the chain begins after it.
+header shows a compaction, the chain begins after it. A side call is never credited, even if the task trains its kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
 
+from consumers.token_tree.branches import Branch
 from consumers.token_tree.tree import TokenTree
 from topics.calls.threads import thread_of
-from topics.types.building import Options
+from topics.types.building import TRAINED, Options
 
 
 def credited(tree: TokenTree, options: Options, trained: Set[int]) -> Set[int] | None:
-    """Indexes of the calls that the session's reward is for; None for all. At least one `trained` call is among them, if there is any."""
+    """Indexes of the calls that the session's reward is for; None for all.
+
+    At least one `trained` call is among them, if any is work.
+    """
     if options.rewards == "all":
         return None
     last = _last(tree, trained)
@@ -24,11 +28,10 @@ def credited(tree: TokenTree, options: Options, trained: Set[int]) -> Set[int] |
 
 
 def _last(tree: TokenTree, trained: Set[int]) -> int | None:
-    """The main agent's trained call that was received last; without one, the last trained call of any kind."""
+    """The main agent's trained call that was received last; without one, the last trained call that is work."""
     main = [index for index in trained if tree.calls[index].kind == "main"]
-    return max(
-        main or trained, key=lambda index: (tree.calls[index].received_at, tree.calls[index].call_id), default=None
-    )
+    work = main or [index for index in trained if _is_work(tree, index)]
+    return max(work, key=lambda index: (tree.calls[index].received_at, tree.calls[index].call_id), default=None)
 
 
 def _chain(tree: TokenTree, last: int) -> Set[int]:
@@ -37,25 +40,35 @@ def _chain(tree: TokenTree, last: int) -> Set[int]:
     chain: set[int] = set()
     at: int | None = last
     while at is not None:
-        chain.add(at)
+        if _is_work(tree, at):
+            chain.add(at)
         before = tree.diverged_from[at] or tree.parents[at]
         at = by_id[before] if before is not None else _last_of_thread(tree, at)
     return chain
 
 
 def _last_of_thread(tree: TokenTree, index: int) -> int | None:
-    """The newest earlier call of the same thread with another prompt: the call before a compaction. None if no header shows one.
+    """The newest earlier work of a root's thread: the call before a compaction. None if no header shows one.
 
-    A call with the same prompt is a retry after the compaction.
+    The root may be a retry after the compaction. A root that follows no compaction, as after a cleared history, begins the chain.
     """
     thread = thread_of(tree.calls[index].lineage)
     if thread is None:
         return None
     prompt = _prompt(tree, index)
-    earlier = (
-        at for at in range(index - 1, -1, -1) if tree.sampled[at] and thread_of(tree.calls[at].lineage) == thread
-    )
-    return next((at for at in earlier if _prompt(tree, at) != prompt), None)
+    earlier = [
+        at
+        for at in range(index)
+        if tree.sampled[at] and _is_work(tree, at) and thread_of(tree.calls[at].lineage) == thread
+    ]
+    tries = [at for at in (*earlier, index) if _prompt(tree, at) == prompt]
+    if all(tree.branches[at] is not Branch.COMPACTION for at in tries):
+        return None
+    return next((at for at in reversed(earlier) if at not in tries), None)
+
+
+def _is_work(tree: TokenTree, index: int) -> bool:
+    return tree.calls[index].kind in TRAINED
 
 
 def _prompt(tree: TokenTree, index: int) -> int:

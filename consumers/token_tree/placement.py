@@ -19,6 +19,7 @@ from consumers.token_tree.divergence import after_prompt, before_answer, end_of
 from consumers.token_tree.prefixes import Segment, root
 from topics.calls.media_marks import continuation
 from topics.calls.threads import Thread, thread_of
+from topics.types.building import COMPACTION, TRAINED
 from topics.types.completion import CallOutcome, Completion, Medium
 from topics.types.tokens import WIDTH, Ids, unpack_ids
 
@@ -48,7 +49,8 @@ class _Placer:
         """These calls by `end_of` their answer."""
         self._children: defaultdict[PlacedCall, list[PlacedCall]] = defaultdict(list)
         """Calls by their parent."""
-        self._threads: set[Thread] = set()
+        self._compacted: set[Thread] = set()
+        """Threads whose last root is older than their last compaction."""
 
     def place(self, index: int, call: Completion) -> PlacedCall | Branch:
         is_answered = call.outcome is CallOutcome.ANSWERED
@@ -113,7 +115,7 @@ class _Placer:
             if others:
                 return Branch.MEDIA if _leaves_at_media(prompt, parent.end) else Branch.FORK
             return None
-        if thread_of(call.lineage) in self._threads:
+        if call.kind in TRAINED and thread_of(call.lineage) in self._compacted:
             return Branch.COMPACTION
         if _leaves_at_media(prompt, None):
             return Branch.MEDIA
@@ -125,8 +127,12 @@ class _Placer:
         self._ends[end_of(placed)].append(placed)
         if placed.parent is not None:
             self._children[placed.parent].append(placed)
-        if (thread := thread_of(placed.call.lineage)) is not None:
-            self._threads.add(thread)
+        if (thread := thread_of(placed.call.lineage)) is None:
+            return
+        if placed.call.kind == COMPACTION:
+            self._compacted.add(thread)
+        elif placed.branch is Branch.COMPACTION:
+            self._compacted.remove(thread)
 
 
 def _is_retry(earlier: Completion, call: Completion) -> bool:

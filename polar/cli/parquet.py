@@ -75,6 +75,7 @@ SCHEMA = pa.schema(
         "metadata": TEXT,
         "run": TEXT,
         "label": TEXT,
+        "side_calls": INT,
     }
 )
 """`metadata` holds JSON text."""

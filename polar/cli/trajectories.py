@@ -21,6 +21,8 @@ from polar.cli.options import Data, OnlyRun, checked_run
 from polar.cli.output import escaped_line, json_line, note, picked, say, show
 from topics.environment import settings
 from topics.environment.settings import Settings
+from topics.types.building import TRAINED
+from topics.types.completion import CallOutcome
 from topics.types.errors import NotReadyError
 from topics.types.trajectory import ExpandedTrace, Span, Trajectory, expand
 from topics.waiting.first_done import first_done
@@ -34,7 +36,7 @@ class Layout(StrEnum):
 
 READ_S = 3600.0
 """Deadline for reading the existing records; Kafka is known to answer by then."""
-COLUMNS = ["session", "status", ">reward", ">turns", ">sampled", ">trainable", ">traces", "error"]
+COLUMNS = ["session", "status", ">reward", ">turns", ">side", ">sampled", ">trainable", ">traces", "error"]
 
 
 def trajectories(
@@ -144,6 +146,7 @@ def fields(trajectory: Trajectory, as_dict: Callable[[Any], Any]) -> dict[str, A
         "stats": as_dict(trajectory.stats),
         "metadata": trajectory.metadata,
         **picked(trajectory, "run label"),
+        "side_calls": _side_calls(trajectory),
     }
 
 
@@ -179,11 +182,17 @@ def _row(trajectory: Trajectory) -> list[object]:
         trajectory.status.value,
         trajectory.reward,
         stats.answered,
+        _side_calls(trajectory),
         stats.sampled_tokens,
         stats.trainable_tokens,
         stats.traces,
         f"{error.stage} {error.kind.value}/{error.code}" if error else None,
     ]
+
+
+def _side_calls(trajectory: Trajectory) -> int:
+    """The number of answered calls of kinds that aren't trained by default."""
+    return sum(call.outcome is CallOutcome.ANSWERED and call.kind not in TRAINED for call in trajectory.calls)
 
 
 def _one_line(trajectory: Trajectory) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from proxy.session.repeats import RepeatIndex
 from proxy.session.seen import SeenAnswers
 from proxy.session.stored import StoredCalls
 from proxy.session.turns import SampledTurns
+from proxy.session.work import Work
 from topics.calls.delta import MEDIUM_BYTES, Spelled
 from topics.environment.keys import KeyClaims
 from topics.types.completion import CallError, Completion, Medium
@@ -45,6 +46,7 @@ class ClaimState:
         self.key = key
         self.history = CallHistory()
         self.turns = SampledTurns()
+        self.work = Work()
         self.stored = StoredCalls()
         self.repeats: RepeatIndex[Any] = RepeatIndex()
         self.seen = SeenAnswers()
@@ -72,6 +74,7 @@ class ClaimState:
         return (
             self.history.size
             + self.turns.size
+            + self.work.size
             + self.stored.size
             + self.seen.size
             + 100 * (len(self._known) + len(self._routed))
@@ -90,6 +93,7 @@ class ClaimState:
         self.history.add(call_id, call.transcript, prompt, record.sampled, call.answer, media)
         if is_disowned:
             return
+        self.work.add(call)
         frame = frame_of(record.engine, call.transcript.tools_digest, record.tool_choice, record.reasoning_effort)
         self.turns.add(
             call_id,
@@ -122,6 +126,12 @@ class ClaimState:
         messages, spelled = self.turns.restore(whole.messages, request.tools)
         continued = None if frame is None else self._continued(spelled, frame)
         return replace(whole, messages=messages, continued=continued), dataclasses.replace(bare, messages=spelled)
+
+    def is_beside_work(self, request: ChatRequest, transcript: Transcript, lineage: Mapping[str, str] | None) -> bool:
+        """Whether a restored request differs from the work of its thread, and continues none of its answers."""
+        return self.work.has_other_prompt(request, transcript, lineage) and self.work.are_side_calls(
+            self.turns.repeated_calls(request.messages, transcript.messages)
+        )
 
     def _continued(self, spelled: Spelled, frame: bytes) -> RepeatedAnswer | None:
         """The newest answer that restored messages continue, with its tokens; None if there is none or its tokens were forgotten."""

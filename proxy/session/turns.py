@@ -141,6 +141,16 @@ class SampledTurns:
             spelled.append(written)
         return restored, spelled
 
+    def repeated_calls(self, messages: Sequence[Message], spelled: Spelled) -> frozenset[str]:
+        """Ids of the calls whose answers restored messages repeat, in whatever place."""
+        follows = [b"", *spelled.links]
+        turns = (
+            self._find(message, spelled.messages[at], follows[at], ())
+            for at, message in enumerate(messages)
+            if message.role == "assistant"
+        )
+        return frozenset(turn.call_id for turn in turns if turn is not None)
+
     def unknown_turns(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> frozenset[bytes]:
         """Digests of the assistant turns among the messages that this index has no answer for."""
         turns = ((message, spell(message)) for message in messages if message.role == "assistant")

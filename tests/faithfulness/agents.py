@@ -25,7 +25,7 @@ BEGIN, OPEN, OPEN_ELSE, THINK, THOUGHT, END, END_ELSE, TOOL, IMAGE = range(9)
 WORDS = 9
 """The first token that is text."""
 ENGINES = ("large", "small")
-KINDS = ("main", "subagent", "compaction", "title", "summary")
+KINDS = ("main", "subagent", "compaction", "title", "side")
 PLAIN = Sampling(
     temperature=1.0,
     top_p=1.0,
@@ -178,7 +178,7 @@ class _Agent:
             self._turns(turns)
 
     def _side_call(self, onto: _Conversation) -> None:
-        kind = self._random.choice(["title", "summary"])
+        kind = self._random.choice(["title", "side"])
         history: list[Read] = onto.tokens if self._random.random() < 0.5 else [BEGIN]
         tokens = history + self._observation()
         self._answer(self._ask(_Conversation(tokens, self._random.choice(ENGINES), kind, onto.thread)))

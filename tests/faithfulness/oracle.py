@@ -14,7 +14,7 @@ from array import array
 from collections import Counter, defaultdict
 
 from tests.faithfulness.lived import Lived, Read, Session, Version
-from tests.faithfulness.reasons import PLACELESS, parent_of, placed_calls, placeless, reasons
+from tests.faithfulness.reasons import PLACELESS, TRAINED_BY_DEFAULT, parent_of, placed_calls, placeless, reasons
 from tests.faithfulness.rows import require
 from topics.types.building import Filters
 from topics.types.completion import CallOutcome
@@ -26,15 +26,17 @@ FACTS = (
 """Fields of a trajectory's call that the call that was lived has also."""
 
 
-def check_trajectory(session: Session, trajectory: Trajectory, filters: Filters) -> None:
+def check_trajectory(session: Session, trajectory: Trajectory, filters: Filters, rewards: str) -> None:
     """Every sampled token of the session is in the tree where it was sampled, and trained once or masked for a reason that holds.
 
-    Raises UnfaithfulError.
+    `rewards`: the builder's setting. Raises UnfaithfulError.
     """
     check = _Check(session, trajectory)
     check.tree()
     check.parents()
     check.traces()
+    if rewards != "all":
+        check.credit()
     check.reasons(filters)
     check.facts()
     check.counts()
@@ -120,6 +122,13 @@ class _Check:
         for number, node in enumerate(self._made.nodes):
             is_trainable = node.call is not None and node.masked is None
             require(times[number] == is_trainable, "node", number, "is trained", times[number], "times:", node.masked)
+
+    def credit(self) -> None:
+        """A trace has the reward only for work that it trains."""
+        for trace in self._made.traces:
+            trained = {call.kind for at in trace.trains if (call := self._samplers[at]) is not None}
+            is_work = not trained.isdisjoint(TRAINED_BY_DEFAULT)
+            require(trace.reward is None or is_work, trace.trace_id, "has the reward for", trained)
 
     def reasons(self, filters: Filters) -> None:
         """Every mask has the reason that holds for its call; a call that is masked is masked whole, unless a trace was too short."""

@@ -116,7 +116,7 @@ def check_group(seed: int) -> int:
         chosen = settings(random)
         made = [built(one, builder(**chosen)) for one in lived]
         for one, trajectory in zip(lived, made, strict=True):
-            check_trajectory(one, trajectory, Filters(**chosen["filters"]))
+            check_trajectory(one, trajectory, Filters(**chosen["filters"]), chosen["rewards"])
         truth.trained(row for trajectory in made for row in plain_rows(trajectory, rewarded=False))
         rewarded = trained_logprobs(row for trajectory in made for row in plain_rows(trajectory, rewarded=True))
         group = Group("t", made)

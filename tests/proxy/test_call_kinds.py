@@ -1,14 +1,20 @@
-"""Which rule fires on what harnesses send, and that no words of a user's do."""
+"""Which rule fires on what harnesses send, and that no words of a user's do.
+
+`side_calls/` has requests that real CLIs sent, each with its kind and rule. A text keeps its first words; a digest and its length stand for
+the others.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
+from multidict import CIMultiDict
 
-from proxy.call_kinds import MAIN, RULES, Kind, kind_of
+from proxy.call_kinds import BESIDE_WORK, MAIN, RULES, Kind, kind_of
 from proxy.chat import ChatRequest, Function, Message, TextPart, Tool
 from proxy.dialects.base import Wire, dialects
 from proxy.lineage import VALUE_LIMIT, client_of, lineage_of
@@ -30,6 +36,12 @@ CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
     (prompt("x"), {"x-codex-turn-metadata": '{"request_kind":"compaction"}'}, Kind("compaction", "codex_request_kind")),
     (prompt("x"), {"x-codex-turn-metadata": '{"request_kind":"prewarm"}'}, Kind("prewarm", "codex_request_kind")),
     (prompt("x"), {"x-codex-turn-metadata": '{"request_kind":"turn"}'}, MAIN),
+    (
+        prompt("x"),
+        {"x-codex-turn-metadata": '{"request_kind":"turn","thread_source":"thread_title"}'},
+        Kind("title", "codex_thread_source"),
+    ),
+    (prompt("x"), {"x-codex-turn-metadata": '{"request_kind":"turn","thread_source":"user"}'}, MAIN),
     (prompt("x", COMPACT, tools=[TOOL]), {}, Kind("compaction", "claude_code_compact_prompt")),
     (
         prompt("You are a specialized component that distills chat history into a structured <state_snapshot>."),
@@ -45,6 +57,23 @@ CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
         Kind("compaction", "no_tools_summarise_prompt"),
     ),
     (prompt("You are a title generator."), {}, Kind("title", "no_tools_title_prompt")),
+    (prompt("You are naming a coding session."), {}, Kind("title", "no_tools_title_prompt")),
+    (prompt("You are naming a coding session.", tools=[TOOL]), {}, MAIN),
+    (
+        prompt("You are a security monitor for autonomous AI coding agents."),
+        {},
+        Kind("classifier", "no_tools_security_prompt"),
+    ),
+    *(
+        (prompt(f"You are {doing}.", tools=tools), {}, Kind("memory", "memory_agent_prompt"))
+        for doing in (
+            "now acting as the managed memory extraction subagent",
+            "performing a managed memory dream",
+            "reviewing this conversation to extract reusable skills",
+        )
+        for tools in ([TOOL], [])
+    ),
+    (prompt("An agent. You are performing a managed memory dream.", tools=[TOOL]), {}, MAIN),
     (
         prompt("Summarize what was done in this conversation. Write like a pull request description."),
         {},
@@ -81,6 +110,18 @@ def test_a_call_is_of_the_first_kind_that_its_evidence_gives(
     assert kind_of(request_, lineage_of(headers)) == kind
 
 
+SIDE_CALLS = sorted((Path(__file__).parent / "side_calls").glob("*.json"))
+
+
+@pytest.mark.parametrize("recorded", SIDE_CALLS, ids=lambda path: path.stem)
+def test_a_side_call_that_a_cli_sent_is_of_its_kind(recorded: Path) -> None:
+    sent = json.loads(recorded.read_text())
+    [dialect] = (dialect for dialect in dialects() if dialect.name == sent["dialect"])
+    headers = CIMultiDict(sent["headers"])
+    request_ = dialect.parse(Wire(json.dumps(sent["body"]).encode(), headers=headers))
+    assert kind_of(request_, lineage_of(headers)) == Kind(sent["kind"], sent["rule"])
+
+
 SEARCHES: dict[str, tuple[dict[str, str], dict[str, Any], Any, Any]] = {
     "anthropic_messages": (
         {},
@@ -112,7 +153,7 @@ def test_a_search_by_the_provider_is_a_side_call_and_beside_functions_main_work(
 
 
 def test_a_task_may_name_the_kinds_that_rules_give_and_no_other() -> None:
-    assert {rule.kind.name for rule in RULES} | {MAIN.name} == set(get_args(building.Kind))
+    assert {rule.kind.name for rule in RULES} | {MAIN.name, BESIDE_WORK.name} == set(get_args(building.Kind))
 
 
 def test_every_rule_has_a_case() -> None:
@@ -131,7 +172,7 @@ def test_lineage_is_told_by_our_names() -> None:
         "thread-id": "t2",
         "x-codex-window-id": "t2:1",
         "x-openai-subagent": "collab_spawn",
-        "x-codex-turn-metadata": '{"request_kind":"turn","parent_thread_id":"t1","session_id":"s"}',
+        "x-codex-turn-metadata": '{"request_kind":"turn","thread_source":"x","parent_thread_id":"t1","session_id":"s"}',
         "x-stainless-retry-count": "1",
     }
     assert lineage_of(codex) == {
@@ -140,6 +181,7 @@ def test_lineage_is_told_by_our_names() -> None:
         "window": "t2:1",
         "subagent": "collab_spawn",
         "request": "turn",
+        "source": "x",
         "parent_thread": "t1",
         "retry": "1",
     }

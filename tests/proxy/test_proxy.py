@@ -16,7 +16,7 @@ import msgspec
 import openai
 import pytest
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from prometheus_client.parser import text_string_to_metric_families
 
 from polar.scripted.engine import Engine as ScriptedEngine
@@ -77,6 +77,20 @@ async def test_an_answer_is_on_the_log_with_the_engines_very_tokens(
     assert answer.usage is not None
     assert answer.usage.completion_tokens == len(sampled.token_ids)
     assert call.received_at <= call.completed_at <= time.time() * 1000
+
+
+async def test_a_question_beside_the_work_is_a_side_call(client: AsyncOpenAI, bench: Bench) -> None:
+    tools: list[ChatCompletionToolParam] = [{"type": "function", "function": {"name": "look"}}]
+
+    async def ask(system: str, tools: list[ChatCompletionToolParam]) -> None:
+        messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": system}, *HI]
+        await client.chat.completions.create(model="any", messages=messages, tools=tools or openai.omit)
+
+    await ask("You are an agent.", tools)
+    await ask("Name this conversation.", [])
+    await ask("You are an agent.", [])
+    kinds = [(call.kind, call.kind_rule) for call in await bench.calls(3)]
+    assert kinds == [("main", None), ("side", "no_tools_beside_work"), ("main", None)]
 
 
 async def test_the_keys_sampling_overrides_the_harnesses(proxy: Proxy, bench: Bench, scripted: ScriptedEngine) -> None:

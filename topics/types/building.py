@@ -17,11 +17,15 @@ from topics.types.session import Status
 
 Kind = Literal[
     "main", "subagent", "compaction", "prewarm", "title", "summary", "router", "next_speaker", "commit_message", "web_search",
-    "quota",
+    "quota", "classifier", "memory", "side",
 ]  # fmt: skip
 """All kinds of call, as the proxy's rules (`proxy/call_kinds.py`) assign them."""
 TRAINED: tuple[Kind, ...] = ("main", "subagent", "compaction")
 """Kinds of call that are trained: main work, sub-agents, and the summaries that work continues from. The others are side calls."""
+COMPACTION: Kind = "compaction"
+"""The kind of a call that summarises a conversation, which then goes on from the summary."""
+SIDE: Kind = "side"
+"""The kind of a side call that no rule knows, and that differs from the work of its thread (`proxy/session/work.py`)."""
 
 
 class _Part(BaseModel):

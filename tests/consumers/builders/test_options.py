@@ -175,8 +175,8 @@ def test_the_reward_is_all_traces_unless_the_task_says_otherwise(builder: type[B
     assert {trace.reward for trace in session().build(builder()).traces} == {1.0}
 
 
-def rewarded(log: Log, builder: type[Builder], target: str) -> list[str]:
-    built = log.build(builder(rewards=target))
+def rewarded(log: Log, builder: type[Builder], target: str, **config: Any) -> list[str]:
+    built = log.build(builder(rewards=target, **config))
     return [line(built, trace) for trace in built.traces if trace.reward is not None]
 
 
@@ -203,14 +203,17 @@ def test_a_main_chain_runs_through_stripped_answers_and_compactions_that_headers
     main = {"thread": "m"}
     log.call("a", "sys hi", "hm hello there", lineage=main)
     log.call("b", "sys hi there tool", "sum up", lineage=main)
+    log.call("sum", "sys hi there tool sum up briefly", "all well", lineage=main, kind="compaction")
+    log.call("title", "title please", "Words", lineage=main, kind="title")
     log.call("other", "sub job", "aside", lineage={"thread": "s"})
     log.call("c", "new sys summary", "going on", lineage=main)
     log.call("d", "new sys summary going on tool", "done", lineage=main)
-    assert branches(log.build()) == {"a": "root", "b": "stripped", "other": "root", "c": "compaction", "d": None}
+    continued = {"a": "root", "b": "stripped", "sum": None, "c": "compaction", "d": None}
+    assert branches(log.build()) == continued | {"title": "root", "other": "root"}
     assert sorted(rewarded(log, PrefixMerging, "main_chain")) == [
         "new sys summary [going on] tool [done]",
         "sys hi [hm hello there]",
-        "sys hi there tool [sum up]",
+        "sys hi there tool [sum up] briefly [all well]",
     ]
     assert rewarded(log, PrefixMerging, "leaf") == ["new sys summary [going on] tool [done]"]
 
@@ -219,12 +222,48 @@ def test_a_main_chain_runs_through_a_compaction_that_was_asked_for_again() -> No
     log = Log()
     main = {"thread": "m"}
     log.call("a", "sys hi", "hello there", lineage=main)
+    log.call("sum", "sys hi hello there sum up", "all well", lineage=main, kind="compaction")
     log.call("unused", "new sys summary", "going under", lineage=main)
     log.call("c", "new sys summary", "going on", lineage=main)
     log.call("d", "new sys summary going on tool", "done", lineage=main)
-    assert branches(log.build()) == {"a": "root", "unused": "compaction", "c": "retry", "d": None}
-    wanted = ["new sys summary [going on] tool [done]", "sys hi [hello there]"]
+    assert branches(log.build()) == {"a": "root", "sum": None, "unused": "compaction", "c": "retry", "d": None}
+    wanted = ["sys hi [hello there] sum up [all well]", "new sys summary [going on] tool [done]"]
     assert rewarded(log, PrefixMerging, "main_chain") == wanted
+
+
+def test_a_main_chain_begins_where_a_thread_cleared_its_history() -> None:
+    log = Log()
+    main = {"thread": "m"}
+    log.call("a", "sys hi", "hello there", lineage=main)
+    log.call("b", "sys anew", "done", lineage=main)
+    assert rewarded(log, PrefixMerging, "main_chain") == ["sys anew [done]"]
+
+
+@pytest.mark.parametrize("builder", BOTH)
+@pytest.mark.parametrize("mode", ["leaf", "main_chain"])
+@pytest.mark.parametrize("kind", ["title", "side"])
+def test_a_side_call_that_a_task_trains_is_credited_with_nothing_but_its_own_rewards(
+    kind: str, mode: str, builder: type[Builder]
+) -> None:
+    log = Log()
+    main = {"thread": "m"}
+    log.call("early", "title please", "A Title", lineage=main, kind=kind)
+    log.call("a", "sys hi", "hello", lineage=main)
+    log.call("sum", "sys hi hello sum up", "short", lineage=main, kind="compaction")
+    log.call("between", "title again", "Another", lineage=main, kind=kind)
+    log.call("b", "sys short", "done", lineage=main)
+    log.call("late", "title now", "The Last", lineage=main, kind=kind)
+    config: dict[str, Any] = {"filters": {"kinds": ["main", "compaction", kind]}}
+    assert len(rewarded(log, builder, "all", **config)) == len(log.build(builder(**config)).traces)
+    credited = rewarded(log, builder, mode, **config)
+    assert credited
+    assert not [trace for trace in credited if "title" in trace]
+
+
+@pytest.mark.parametrize("mode", ["leaf", "main_chain"])
+def test_where_side_calls_alone_are_trained_no_trace_has_the_reward(mode: str) -> None:
+    log = session()
+    assert rewarded(log, PrefixMerging, mode, filters={"kinds": ["title"]}) == []
 
 
 def test_a_dead_end_that_goes_on_from_the_chain_trains_none_of_its_tokens() -> None:

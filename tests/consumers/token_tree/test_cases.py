@@ -191,14 +191,27 @@ the calls of a sub-agent and a compaction are trained, and their traces carry th
     = sub job [doing] (subagent)
     tokens 8, trained 3, drift clean 1
 
-a compaction is a root, recognised by its thread; a shared prefix is stored once
+the first root of a thread after its compaction goes on from it; a shared prefix is stored once
     a: {thread=m} sys hi > hello -> root
     s: {thread=s} sub job > doing -> root
-    c: {thread=m retry=1 window=m:1 request=turn} sys summary > going on -> compaction
-    = sys summary [going on]
-    = sys hi [hello]
+    sum: {thread=m request=compaction kind=compaction} sys hi hello sum up > short -> after a
+    other: {thread=s} sub two > it -> root
+    t: {thread=m kind=title} title please > Words -> root, side_call
+    c: {thread=m retry=1 window=m:1 request=turn} sys short > going on -> compaction
+    new: {thread=m} sys new > well -> root
+    = sys hi [hello] sum up [short] (compaction)
+    = sys short [going on]
     = sub job [doing]
-    tokens 9, trained 4
+    = sub two [it]
+    = sys new [well]
+    tokens 19, trained 7, masked side_call 1, drift clean 1
+
+a root of a thread without a compaction is a root, whatever the thread did before
+    a: {thread=m} sys hi > hello -> root
+    b: {thread=m} sys anew > well -> root
+    = sys hi [hello]
+    = sys anew [well]
+    tokens 5, trained 2
 
 headers that only count name no thread
     a: {retry=0} sys hi > hello -> root
