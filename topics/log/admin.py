@@ -40,7 +40,7 @@ REFUSED = "the broker refused it: "
 T = TypeVar("T")
 
 
-class _FencedError(kafka.KafkaError):
+class _FencedError(kafka.KafkaError):  # type: ignore[misc] # aiokafka is untyped
     """The broker that answers doesn't count as one, since its heartbeats were late; it does again after the next one."""
 
     retriable = True
