@@ -171,4 +171,5 @@ def _building(task: TaskState, waiting: Build, runs: list[str], now: int) -> Ses
         call_rewards=waiting.call_rewards,
         artifacts=waiting.artifacts,
         accounting=waiting.accounting,
+        reward_needs_call=waiting.reward_needs_call,
     )  # fmt: skip

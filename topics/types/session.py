@@ -137,6 +137,8 @@ class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_de
     """Total of the partition's pauses when the run began; later pauses don't count against the run's deadline (protocol 18)."""
     lost_artifacts: list[str] | None = None
     """`lost_artifacts` of the run's fact; None: none that a worker reported."""
+    reward_needs_call: bool = False
+    """As in its Build."""
 
 
 class TaskState(msgspec.Struct, frozen=True, gc=False, tag="task", omit_defaults=True):

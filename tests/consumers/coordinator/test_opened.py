@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from consumers.coordinator.deadlines import CLOSING_MS, UNOPENED_MS
 from tests.consumers.coordinator.bench import Bench, wants
@@ -43,6 +44,15 @@ def test_an_open_is_granted_at_once_and_a_close_ends_it_with_its_reward() -> Non
     bench.give(events.TrajectoryEmitted("f", "t.0", 1, 1, 41, 3, Status.COMPLETED, None, 1.0))
     assert (bench.session().calls, bench.session().trainable_tokens) == (3, 41)
     assert bench.groups == [CloseGroup("t", 1, [1.0], [Status.COMPLETED])]
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_the_builder_is_told_whether_the_reward_needs_a_call(is_forced: bool) -> None:
+    bench = Bench()
+    bench.give(opening())
+    bench.give(replace(closing(), is_forced=is_forced))
+    bench.pass_time(CLOSING_MS)
+    assert bench.builds["t.0"].reward_needs_call is not is_forced
 
 
 def test_each_open_of_a_task_takes_the_next_sample_until_there_is_none() -> None:
