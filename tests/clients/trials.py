@@ -1,0 +1,102 @@
+"""What each client is tried with: how it is installed, what is started, and what a model must answer it.
+
+The work is the same for all: a.txt says wrong, and must say right. All turns are in the form of `polar/scripted/README.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.clients.installing import Installed, of_npm, of_preset, of_pypi
+from tests.consumers.harnesses.specimens import PRESETS, Turn, call
+
+PROGRAMS = Path(__file__).with_name("programs")
+LOOK, MEND = "cat a.txt", "sed -i s/wrong/right/ a.txt"
+ALONE: list[Turn] = [
+    {"text": "I look first.", "calls": [call("bash", command=LOOK)]},
+    {"calls": [call("bash", command=MEND)]},
+    {"text": "Mended."},
+]
+"""For programs with a tool `bash` of our own."""
+
+
+def instruction(name: str) -> str:
+    return f"Mend the text with {name}."
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One client in one dialect."""
+
+    name: str
+    dialect: str
+    install: Callable[[], Installed]
+    arguments: Callable[[Installed], list[str]]
+    """Behind `polar session run NAME --`."""
+    turns: list[Turn] = field(default_factory=lambda: ALONE)
+    traces: int = 1
+    """Of the main work."""
+    note: str = ""
+    """For the table."""
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.dialect}"
+
+
+def _preset(name: str, dialect: str, *arguments: str) -> Trial:
+    specimen = next(one for one in PRESETS if one.harness == name)
+    turns = [*specimen.turns, specimen.end]
+    return Trial(name, dialect, lambda: of_preset(name), lambda _: [*arguments, instruction(name)], turns)
+
+
+def _python(name: str, dialect: str, *packages: str, **more: Any) -> Trial:
+    """A library, used by a program of `programs/`."""
+    script = str(PROGRAMS / f"{name.replace('-', '_')}_agent.py")
+    return Trial(
+        name,
+        dialect,
+        lambda: of_pypi(None, *packages),
+        lambda installed: [installed.python, script, instruction(name)],
+        **more,
+    )
+
+
+TRIALS = [
+    _preset("claude_code", "anthropic_messages", "--dangerously-skip-permissions", "--print"),
+    _preset(
+        *("codex", "openai_responses"),
+        *("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check"),
+    ),
+    _preset("gemini_cli", "google_generate_content", "--yolo", "--prompt"),
+    _preset("mini_swe_agent", "openai_chat", "--yolo", "--exit-immediately", "--task"),
+    _preset("opencode", "openai_chat", "run"),
+    _preset("pi", "openai_chat", "--print"),
+    _preset("qwen_code", "openai_chat", "--yolo", "--prompt"),
+    Trial(
+        "aider",
+        "openai_chat",
+        lambda: of_pypi("aider", "aider-chat==0.86.2"),
+        lambda _: [
+            *("--yes-always", "--no-git", "--edit-format", "whole", "--auto-test", "--test-cmd", "grep right a.txt"),
+            *("--message", instruction("aider"), "a.txt"),
+        ],
+        [{"text": "a.txt\n```\nthis is left\n```\n"}, {"text": "a.txt\n```\nthis is right\n```\n"}],
+    ),
+    Trial(
+        "llm",
+        "openai_chat",
+        lambda: of_pypi("llm", "llm==0.36"),
+        lambda _: ["--functions", str(PROGRAMS / "tool.py"), instruction("llm")],
+    ),
+    _python("langchain", "openai_chat", "langchain-openai==1.7.4", "langchain==1.5.2"),
+    _python("openai-agents", "openai_responses", "openai-agents==0.24.0"),
+    _python("pydantic-ai", "openai_chat", "pydantic-ai-slim[openai]==2.68.0"),
+    _python("strands", "openai_chat", "strands-agents[openai]==1.62.0"),
+    _python("smolagents", "openai_chat", "smolagents[openai]==1.26.0"),
+    _python("litellm", "openai_chat", "litellm==1.110.2", "mcp==2.3.0"),
+    _python("google-adk", "google_generate_content", "google-adk==2.13.0"),
+    _python("claude-agent-sdk", "anthropic_messages", "claude-agent-sdk==0.2.189"),
+]
