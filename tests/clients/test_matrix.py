@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from consumers.harnesses import clients
 from tests.acceptance.up.running import POLAR, Up, engine_record, environment
 from tests.clients.conftest import Tell
 from tests.clients.installing import Installed
-from tests.clients.trials import TRIALS, Trial
+from tests.clients.trials import PROGRAMS, TRIALS, Trial
 from topics import trajectories
 from topics.environment import settings
 from topics.log.owner import read_back
@@ -60,6 +61,8 @@ def test_a_client_works_with_what_a_session_sets_for_it(trial: Trial, up: Up, tm
     env = environment() | {"HOME": str(home), "PATH": on_path(tmp_path / "bin", trial.name, installed)}
     if installed.modules is not None:
         (workspace / "node_modules").symlink_to(installed.modules)
+        for program in PROGRAMS.glob("*.mjs"):
+            shutil.copy(program, workspace)
     # The folders of the system's clients are the test's own home's, so that no settings of this machine's user are read.
     env = {name: value for name, value in env.items() if not name.startswith(("OPENAI_", "ANTHROPIC_", "XDG_"))}
     ended = subprocess.run(

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from consumers.harnesses.mini_swe_agent import MiniSweAgent
+from consumers.harnesses.npm import node
 from tests.clients.installing import Installed, of_npm, of_preset, of_pypi
 from tests.consumers.harnesses.specimens import PRESETS, Turn, call
 
+Install = Callable[[], Installed]
 PROGRAMS = Path(__file__).with_name("programs")
 LOOK, MEND = "cat a.txt", "sed -i s/wrong/right/ a.txt"
 ALONE: list[Turn] = [
@@ -33,7 +36,7 @@ class Trial:
 
     name: str
     dialect: str
-    install: Callable[[], Installed]
+    install: Install
     arguments: Callable[[Installed], list[str]]
     """Behind `polar session run NAME --`."""
     turns: list[Turn] = field(default_factory=lambda: ALONE)
@@ -46,10 +49,24 @@ class Trial:
         return f"{self.name}-{self.dialect}"
 
 
-def _preset(name: str, dialect: str, *arguments: str) -> Trial:
+def _preset(name: str, dialect: str, *arguments: str, install: Install | None = None) -> Trial:
     specimen = next(one for one in PRESETS if one.harness == name)
     turns = [*specimen.turns, specimen.end]
-    return Trial(name, dialect, lambda: of_preset(name), lambda _: [*arguments, instruction(name)], turns)
+    return Trial(name, dialect, install or (lambda: of_preset(name)), lambda _: [*arguments, instruction(name)], turns)
+
+
+def _mini_swe_agent() -> Installed:
+    """Without the preset's lock: to verify its hashes takes minutes."""
+    cli = MiniSweAgent.cli
+    return of_pypi(cli.module, f"{cli.package}=={cli.version}", *cli.beside)
+
+
+def _node(name: str, dialect: str, *packages: str) -> Trial:
+    """A library, used by a program of `programs/` that the test copies beside `node_modules`."""
+    program = f"{name.replace('-', '_')}_agent.mjs"
+    return Trial(
+        name, dialect, lambda: of_npm(None, *packages), lambda _: [str(node()), program, dialect, instruction(name)]
+    )
 
 
 def _python(name: str, dialect: str, *packages: str, **more: Any) -> Trial:
@@ -71,7 +88,10 @@ TRIALS = [
         *("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check"),
     ),
     _preset("gemini_cli", "google_generate_content", "--yolo", "--prompt"),
-    _preset("mini_swe_agent", "openai_chat", "--yolo", "--exit-immediately", "--task"),
+    _preset(
+        *("mini_swe_agent", "openai_chat", "--yolo", "--exit-immediately", "--task"),
+        install=_mini_swe_agent,
+    ),
     _preset("opencode", "openai_chat", "run"),
     _preset("pi", "openai_chat", "--print"),
     _preset("qwen_code", "openai_chat", "--yolo", "--prompt"),
@@ -98,5 +118,15 @@ TRIALS = [
     _python("smolagents", "openai_chat", "smolagents[openai]==1.26.0"),
     _python("litellm", "openai_chat", "litellm==1.110.2", "mcp==2.3.0"),
     _python("google-adk", "google_generate_content", "google-adk==2.13.0"),
+    *(
+        _node("ai-sdk", dialect, "ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105", "zod@4.6.7")
+        for dialect in ("openai_responses", "anthropic_messages")
+    ),
+    Trial(
+        "copilot",
+        "openai_chat",
+        lambda: of_npm("@github/copilot/npm-loader.js", "@github/copilot@1.0.102"),
+        lambda _: ["--allow-all-tools", "--prompt", instruction("copilot")],
+    ),
     _python("claude-agent-sdk", "anthropic_messages", "claude-agent-sdk==0.2.189"),
 ]
