@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-import shutil
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,11 +16,10 @@ from polar.cli.options import Data, checked_run
 from polar.cli.output import note, print_json, say
 from topics.environment import settings
 from topics.types.errors import InputError, NotReadyError
-from topics.types.session import SessionState, Status, task_id_of
+from topics.types.session import SessionState, Status
 from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT
 
 if TYPE_CHECKING:
-    from consumers.harnesses.preset import Client
     from polar.sessions import Session
     from topics.environment.settings import Settings
 
@@ -32,8 +29,6 @@ LEAST_S = 1.0
 """Shortest lifetime of a session."""
 MODEL = "any"
 """Any name does if the proxy has one engine."""
-CLIENTS = "clients"
-"""Folder in the data folder: for each session that is opened for a client, that client's settings."""
 
 app = typer.Typer(no_args_is_help=True, help="Bring your own agent: open a session for it, and close it.")
 
@@ -87,17 +82,25 @@ def open_(
 
     In a shell: eval "$(polar session open)". Every call made with the key is captured; `polar session close` ends the session.
     """
+    from polar.cli import session_client
+
     found = settings.load(data)
     if client is not None:
-        _check_client(client)
+        session_client.check(client)
     session = _opened(found, task, samples, ttl, mode, run)
-    setup = ClientSetup(session.env, ()) if client is None else _set_up(found, session, client, model)
+    setup = session_client.ClientSetup(session.env, ())
+    if client is not None:
+        try:
+            setup = session_client.set_up(found, session, client, model)
+        except NotReadyError:
+            _close(found, session.session_id)
+            raise
     expires_at = _time(session)
     if output is Format.JSON:
         opened = {"session_id": session.session_id, "key": session.key, "expires_at": expires_at, "env": setup.env}
         print_json(opened if client is None else {**opened, "arguments": setup.arguments})
     else:
-        for name, value in _variables(session, setup).items():
+        for name, value in setup.variables(session).items():
             typer.echo(f"export {name}={shlex.quote(value)}")
         if setup.arguments:
             typer.echo(f"# start {client} with: {shlex.join(setup.arguments)}")
@@ -123,18 +126,19 @@ def run_(
 
     The exit code is the client's. The session has no reward.
     """
+    from polar.cli import session_client
     from polar.cli.foreground import Foreground, Interrupted
 
     found = settings.load(data)
-    command = _command(client, arguments or [])
+    command = session_client.command(client, arguments or [])
     foreground = Foreground()
     try:
         with foreground.guarded():
             session = _opened(found, task, samples, ttl, mode, run)
             note(f"{session.session_id} is open until {_time(session)}")
             try:
-                setup = _set_up(found, session, client, model)
-                code = foreground.run([command[0], *setup.arguments, *command[1:]], _variables(session, setup))
+                setup = session_client.set_up(found, session, client, model)
+                code = foreground.run([command[0], *setup.arguments, *command[1:]], setup.variables(session))
             except OSError as error:
                 raise ended(f"{command[0]} can't be started: {error.strerror}", Exit.NOT_READY) from None
             finally:
@@ -191,7 +195,7 @@ async def _print_result(found: Settings, session_id: str, reward: float | None, 
             Exit.FAILED,
         )
     say(f"{_result(row)} (polar show {session_id})")
-    _warn_of_no_calls(row, reward)
+    _warn_of_no_calls(row, None if has_ended else reward)
     if has_ended and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
         raise ended(f"{session_id} had ended already: the reward {reward:g} came too late", Exit.FAILED)
     if has_ended:
@@ -235,14 +239,6 @@ def _close(found: Settings, session_id: str) -> None:
         note(f"{session_id} isn't closed, and ends at its TTL: {error}")
 
 
-@dataclass(frozen=True)
-class ClientSetup:
-    """All variables of a session for a client, and the arguments that it must have."""
-
-    env: dict[str, str]
-    arguments: tuple[str, ...]
-
-
 def _opened(found: Settings, task: str | None, samples: int | None, ttl: str, mode: Mode, run: str | None) -> Session:
     from polar.sessions import Session
 
@@ -253,47 +249,6 @@ def _opened(found: Settings, task: str | None, samples: int | None, ttl: str, mo
 
 def _time(session: Session) -> str:
     return session.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _variables(session: Session, setup: ClientSetup) -> dict[str, str]:
-    return {
-        "POLAR_SESSION_ID": session.session_id,
-        "POLAR_TASK_ID": task_id_of(session.session_id),
-        **setup.env,
-    }
-
-
-def _check_client(name: str) -> Client:
-    """Raises InputError for an unknown client."""
-    from consumers.harnesses import clients
-
-    return clients.find(name)
-
-
-def _set_up(found: Settings, session: Session, client: str, model: str) -> ClientSetup:
-    """Write the client's settings into a folder of the session's."""
-    from consumers.harnesses import clients
-    from consumers.runtimes.base import ModelAccess
-
-    # The variable for Anthropic's clients is the proxy's URL itself.
-    access = ModelAccess(session.env["ANTHROPIC_BASE_URL"], session.key, model)
-    folder = found.data.absolute() / CLIENTS / session.session_id
-    written = asyncio.run(clients.write_settings(client, access, folder))
-    return ClientSetup(session.env | written.env, written.arguments)
-
-
-def _command(name: str, arguments: list[str]) -> list[str]:
-    """What to start, without the client's own arguments. Raises InputError, NotReadyError."""
-    client = _check_client(name)
-    if client.program is None:
-        if not arguments:
-            raise InputError(
-                "ARGS", "", f"{name} is a library: give your program, as in `… run {name} -- python agent.py`"
-            )
-        return arguments
-    if shutil.which(client.program) is None:
-        raise NotReadyError(f"{client.program} isn't on PATH; install it: {client.install}")
-    return [client.program, *arguments]
 
 
 def _result(row: SessionState) -> str:

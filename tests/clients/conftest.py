@@ -10,9 +10,10 @@ import pytest
 
 from consumers.harnesses import clients
 from tests.acceptance.up.running import STOP_S, Up
-from tests.clients.trials import TRIALS, Trial, instruction
+from tests.clients.page import described
+from tests.clients.trials import TRIALS, Trial
 
-COLUMNS = ("`CLIENT`", "install it with", "dialect", "version tried", "calls", "side calls", "traces", "result")
+COLUMNS = ("`CLIENT`", "install it with", "sets", "dialect", "version tried", "calls", "side calls", "traces", "result")
 PROPERTY = "run of a client"
 NOT_TRIED = "not tried"
 
@@ -27,11 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("clients")
-    scripts = [
-        {"name": str(trial), "match": instruction(trial.name), "variants": [{"turns": trial.turns}]} for trial in TRIALS
-    ]
+    scripts = {trial.name: trial.script for trial in TRIALS}  # all trials of a client have the same turns
     # The command line of `polar up` takes files of one or more documents; JSON is YAML.
-    (folder / "scripts.yaml").write_text("\n---\n".join(map(json.dumps, scripts)))
+    (folder / "scripts.yaml").write_text("\n---\n".join(map(json.dumps, scripts.values())))
     running = Up(folder, "--scripts", str(folder / "scripts.yaml"))
     try:
         yield running
@@ -45,10 +44,8 @@ def tell(record_property: Callable[[str, object], None]) -> Tell:
     """Puts a run into the table."""
 
     def told(trial: Trial, version: str, calls: int, side_calls: int, traces: int) -> None:
-        found = clients.find(trial.name)
         result = trial.note or "captured, one trace"
-        row = f"`{trial.name}`", f"`{found.install}`", trial.dialect, version, calls, side_calls, traces, result
-        record_property(PROPERTY, row)
+        record_property(PROPERTY, (*described(trial.name), trial.dialect, version, calls, side_calls, traces, result))
 
     return told
 
@@ -60,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     tried = {row[0] for row in rows}
     others = [name for name in clients.names() if f"`{name}`" not in tried]
-    rows += [(f"`{name}`", f"`{clients.find(name).install}`", "", "", "", "", "", NOT_TRIED) for name in others]
+    rows += [(*described(name), "", "", "", "", "", NOT_TRIED) for name in others]
     lines = [f"| {' | '.join(map(str, row))} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *sorted(map(tuple, rows)))]
     terminalreporter.section("runs of clients")
     terminalreporter.write_line("\n".join(lines))

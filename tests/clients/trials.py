@@ -26,6 +26,15 @@ ALONE: list[Turn] = [
 """For programs with a tool `bash` of our own."""
 
 
+def with_tool(name: str) -> list[Turn]:
+    """The same with a tool of a client's own, which wants to know what the command does."""
+    return [
+        {"text": "I look first.", "calls": [call(name, command=LOOK, description="look")]},
+        {"calls": [call(name, command=MEND, description="mend")]},
+        {"text": "Mended."},
+    ]
+
+
 def instruction(name: str) -> str:
     return f"Mend the text with {name}."
 
@@ -44,6 +53,16 @@ class Trial:
     """Of the main work."""
     note: str = ""
     """For the table."""
+    match: str = ""
+    """What the client's first message says, if it isn't the instruction."""
+    examples: int = 0
+    """Answers that the client's prompt shows before the work."""
+
+    @property
+    def script(self) -> dict[str, Any]:
+        """For the scripted engine."""
+        turns = [*([{"text": "An example."}] * self.examples), *self.turns]
+        return {"name": self.name, "match": self.match or instruction(self.name), "variants": [{"turns": turns}]}
 
     def __str__(self) -> str:
         return f"{self.name}-{self.dialect}"
@@ -103,7 +122,9 @@ TRIALS = [
             *("--yes-always", "--no-git", "--edit-format", "whole", "--auto-test", "--test-cmd", "grep right a.txt"),
             *("--message", instruction("aider"), "a.txt"),
         ],
-        [{"text": "a.txt\n```\nthis is left\n```\n"}, {"text": "a.txt\n```\nthis is right\n```\n"}],
+        match="Change the greeting to be more casual",
+        examples=2,
+        turns=[{"text": "a.txt\n```\nthis is left\n```\n"}, {"text": "a.txt\n```\nthis is right\n```\n"}],
     ),
     Trial(
         "llm",
@@ -127,6 +148,25 @@ TRIALS = [
         "openai_chat",
         lambda: of_npm("@github/copilot/npm-loader.js", "@github/copilot@1.0.102"),
         lambda _: ["--allow-all-tools", "--prompt", instruction("copilot")],
+        with_tool("bash"),
     ),
-    _python("claude-agent-sdk", "anthropic_messages", "claude-agent-sdk==0.2.189"),
+    _python("claude-agent-sdk", "anthropic_messages", "claude-agent-sdk==0.2.189", turns=with_tool("Bash")),
+    Trial(
+        "continue",
+        "openai_chat",
+        lambda: of_npm("@continuedev/cli/dist/cn.js", "@continuedev/cli@1.5.47"),
+        lambda _: ["--auto", "--print", instruction("continue")],
+        with_tool("Bash"),
+    ),
+    Trial(
+        "cline",
+        "openai_chat",
+        lambda: of_npm("cline/bin/cline", "cline@3.0.65"),
+        lambda _: [instruction("cline")],
+        [
+            {"text": "I look first.", "calls": [call("run_commands", commands=[LOOK])]},
+            {"calls": [call("run_commands", commands=[MEND])]},
+            {"text": "Mended."},
+        ],
+    ),
 ]

@@ -194,3 +194,12 @@ def test_what_open_prints_for_a_client_is_for_programs(here: None) -> None:
     assert opened.keys() == {"session_id", "key", "expires_at", "env", "arguments"}
     assert opened["arguments"] == ["--provider", "polar", "--model", "any"]
     assert opened["env"]["PI_OFFLINE"] == "1"
+
+
+def test_settings_that_can_not_be_written_close_the_session(here: None, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    for arguments in (("open", "--for", "codex"), ("run", "codex")):
+        Api.asked.clear()
+        code, _, stderr = polar("session", *arguments)
+        assert (code, "the settings of codex can't be written" in stderr) == (3, True), stderr
+        assert [path for path, _, _ in Api.asked] == [PATHS[0], PATHS[2]]
