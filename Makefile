@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-podman test-apptainer test-gpu test-harnesses test-vllm vllm locks chaos fuzz lint format types bench clean
+.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-podman test-apptainer test-gpu test-harnesses test-clients test-vllm vllm locks chaos fuzz lint format types bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,10 +43,13 @@ test-system: install ## tests of the two whole systems
 	$(PYTEST) -m 'system and not hard'
 
 test-hard: install ## kills of everything, outages, all pages of the docs; other targets have the rest of this tier
-	$(PYTEST) -m 'hard and not (apptainer or docker or gpu or harnesses or vllm)'
+	$(PYTEST) -m 'hard and not (apptainer or clients or docker or gpu or harnesses or vllm)'
 
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
+
+test-clients: install ## every client of docs/clients.md for real; prints the page's table
+	$(BIN)/pytest -m clients tests/clients
 
 locks: install ## renew the locks of the agent CLIs, after a change of a version; HARNESS="pi codex" for some
 	$(BIN)/python -m consumers.harnesses.relock $(HARNESS)

@@ -89,13 +89,15 @@ class Session:
         except (KeyError, TypeError, ValueError):
             raise NotReadyError(f"{found.control_url} is no control API of Polar's") from None
 
-    def close(self, *, wait: bool = True) -> SessionState | None:
+    def close(self, *, wait: bool = True, force: bool = False) -> SessionState | None:
         """End the session with `reward`; with `wait`, return when its trajectory is written. Closing twice sends one request.
+
+        If no call was answered, the reward doesn't count, unless `force` is set.
 
         Raises SessionRefusedError if its TTL or a cancel had ended it before: the reward didn't count then.
         """
         if not self.is_closed:
-            close_session(self.settings, self.session_id, self.reward)
+            close_session(self.settings, self.session_id, self.reward, force=force)
             self.is_closed = True
         if wait and self.ended is None and self.settings.kafka is not None:
             with suppress(NotReadyError):
@@ -114,11 +116,16 @@ class Session:
             self.close(wait=False)
 
 
-def close_session(settings: Settings, session_id: str, reward: float | None = None) -> None:
-    """Request the end of an open session. Raises SessionRefusedError if it isn't open, NotReadyError."""
+def close_session(settings: Settings, session_id: str, reward: float | None = None, *, force: bool = False) -> None:
+    """Request the end of an open session. Raises SessionRefusedError if it isn't open, NotReadyError.
+
+    `force`: the reward counts even if no call was answered.
+    """
     if reward is not None and not math.isfinite(reward):
         raise InputError("reward", reward, "a reward is a finite number")
-    body = {} if reward is None else {"reward": float(reward)}
+    body: dict[str, Any] = {} if reward is None else {"reward": float(reward)}
+    if force:
+        body["force"] = True
     _post(settings, f"/v1/sessions/{quote(session_id, safe='')}/close", body)
 
 

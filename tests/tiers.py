@@ -7,7 +7,7 @@
 | `system` | one of the two whole systems that the run starts: one for each of `SHARED_FOLDERS` |
 | `hard` | minutes, kills of brokers, proxies and trainers, Apptainer, Docker, vLLM, or all pages of the docs |
 
-A mark names the tier of a test; Apptainer, Docker, GPUs, vLLM and the large CLIs are `hard`. Without a mark, the folder decides
+A mark names the tier of a test; Apptainer, Docker, GPUs, vLLM, the large CLIs and clients are `hard`. Without a mark, the folder decides
 (`FOLDERS`). Elsewhere a test that uses the broker is `contract`, and any other test is `pure`. A pure test fails if it starts a process
 (`guard`).
 """
@@ -23,7 +23,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 TIERS = ("system", "contract", "pure", "hard")
 """In the order in which a run begins them: systems wait most, so that other tests run beside them."""
-MEANS_HARD = ("apptainer", "docker", "gpu", "harnesses", "vllm")
+MEANS_HARD = ("apptainer", "clients", "docker", "gpu", "harnesses", "vllm")
 """Marks of tests that a make target of their own runs, such as `make test-docker`."""
 FOLDERS = {
     "tests/acceptance/up/": "system",

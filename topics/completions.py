@@ -66,6 +66,8 @@ class Build(msgspec.Struct, frozen=True, tag="build", omit_defaults=True):
     """As in the TaskRequest."""
     label: str | None = None
     """As in the session's row."""
+    reward_needs_call: bool = False
+    """The reward counts only if a call was answered. Set for an opened session, unless its close is forced."""
 
 
 class CloseGroup(msgspec.Struct, frozen=True, tag="close_group", omit_defaults=True):

@@ -160,6 +160,8 @@ class SessionCloseRequested(msgspec.Struct, frozen=True, tag="session_close_requ
     session_id: str
     reward: float | None = None
     """None: no reward is known."""
+    is_forced: bool = False
+    """The reward counts even if the session has no answered call."""
 
 
 class TrajectoryEmitted(msgspec.Struct, frozen=True, tag="trajectory_emitted", omit_defaults=True):

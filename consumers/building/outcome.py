@@ -24,7 +24,7 @@ from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log.owner import LogGapError, read_back
 from topics.log.producer import RECORD_OVERHEAD
-from topics.types.completion import Completion
+from topics.types.completion import CallOutcome, Completion
 from topics.types.errors import InputError, Kind, SessionError
 from topics.types.session import Status
 from topics.types.trajectory import Stats, Trajectory
@@ -32,6 +32,7 @@ from topics.types.trajectory import Stats, Trajectory
 BUILD_S = 60.0
 """A build's budget (protocol 26)."""
 GONE = "its first call has left the log; keep polar.completions for longer"
+NO_CALL = "no call was answered, so the reward of the close doesn't count; a forced close would keep it"
 LOST = "acknowledged calls are missing from the log: a broken disk can cause this with one broker, but not with three copies"
 
 log = structlog.get_logger()
@@ -51,6 +52,8 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
             return failed(build, "log_gap", GONE, 0)
     if missing := bases_missing(calls):
         return failed(build, "log_gap", f"{len(missing)} {LOST} (one of them: {missing[0]})", len(calls))
+    if build.reward_needs_call and not any(each.outcome is CallOutcome.ANSWERED for each in calls):
+        build = replace(build, reward=None, reward_reason=NO_CALL if build.reward is not None else None)
     source = BuiltFrom(build, calls, frozenset(session.records.disowned), session.late)
     try:
         async with asyncio.timeout(BUILD_S):

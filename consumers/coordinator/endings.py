@@ -105,6 +105,7 @@ def build(task: TaskState, session: SessionState, now: int) -> Decision:
         reward_reason=session.reward_reason,
         run=task.plan.run,
         label=session.label,
+        reward_needs_call=session.reward_needs_call,
     )
     opened = () if session.run_claim_id else (Open(session.session_id, session.attempt, claim_id),)
     building = replace(session, phase=Phase.BUILDING, since=now, claim_id=None, worker_id=None, ticket_released_at=None)

@@ -64,7 +64,7 @@ def withdrawn(table: Table, fact: SessionOpenWithdrawn, now: int) -> Decision:
 
 
 def close_requested(table: Table, fact: SessionCloseRequested, now: int) -> Decision:
-    """The session is COMPLETED, with the first close's reward."""
+    """The session is COMPLETED, with the first close's reward. The builder, which has the calls, drops the reward if there is none."""
     session = table.session(fact.session_id)
     if session is None:
         return _refused(fact.session_id, fact.fact_id, "unknown")
@@ -74,7 +74,8 @@ def close_requested(table: Table, fact: SessionCloseRequested, now: int) -> Deci
         case Phase.UNOPENED:
             return _refused(fact.session_id, fact.fact_id, "unopened")
         case Phase.RUNNING:
-            ended = close_run(replace(session, reward=fact.reward), now, Status.COMPLETED, None, reason="ended")
+            closed = replace(session, reward=fact.reward, reward_needs_call=not fact.is_forced)
+            ended = close_run(closed, now, Status.COMPLETED, None, reason="ended")
             accepted = Grant(session.session_id, session.attempt, fact.fact_id)
             return Decision(sessions=ended.sessions, commands=(*ended.commands, accepted))
         case _:

@@ -179,4 +179,5 @@ def _building(task: TaskState, waiting: Build, runs: list[str], now: int) -> Ses
         artifacts=waiting.artifacts,
         accounting=waiting.accounting,
         label=waiting.label,
+        reward_needs_call=waiting.reward_needs_call,
     )  # fmt: skip

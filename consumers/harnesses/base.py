@@ -34,6 +34,16 @@ class Launch:
     """Files to keep after its end, by artifact name. A missing file is left out; of a path with `*` the newest match is kept."""
 
 
+class Home(Protocol):
+    """Where a program looks for its settings: a runtime's home, or a folder for a person's own program."""
+
+    @property
+    def home(self) -> PurePosixPath: ...
+
+    async def write_file(self, path: str | PurePosixPath, data: bytes, mode: int = 0o600) -> None:
+        """Write a file and create its folders."""
+
+
 class Harness(Protocol):
     """One agent program, set up for one session.
 
@@ -42,6 +52,8 @@ class Harness(Protocol):
     - `mcp_transports`: the transports by which the program connects to `agent.mcp_servers`. `prepare` writes the servers.
     - `skills_folder`: where the program looks for its user's skills, relative to its home.
     - `instructions_file`: where the program reads its user's own instructions, relative to its home.
+    - `client`: how a person starts the program (`preset.Client`). Such a class has `configure`, too: it writes the settings that `prepare`
+      writes of the model, into a `Home`, and returns the variables that lead the program to them.
     """
 
     @property

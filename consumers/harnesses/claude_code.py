@@ -13,9 +13,10 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from consumers.harnesses.base import INSTRUCTION_LIMIT, Launch, Tokens
+from consumers.harnesses.base import INSTRUCTION_LIMIT, Home, Launch, Tokens
 from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.npm import NpmCli, native
+from consumers.harnesses.preset import Client
 from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
 from topics.types.mcp import STDIO, McpServer
@@ -50,6 +51,11 @@ class ClaudeCode(CliHarness[Settings]):
     mcp_transports = ("stdio", "sse", "streamable-http")
     skills_folder = ".claude/skills"
     instructions_file = ".claude/CLAUDE.md"
+    client = Client(
+        program="claude",
+        install="npm install -g @anthropic-ai/claude-code",
+        env={"CLAUDE_CONFIG_DIR": "{home}/.claude", "ANTHROPIC_MODEL": "{model}"},
+    )
     cli = NpmCli(
         name="claude_code",
         package="@anthropic-ai/claude-code",
@@ -63,22 +69,26 @@ class ClaudeCode(CliHarness[Settings]):
             text = await runtime.read_file(instruction, INSTRUCTION_LIMIT)
             instruction = runtime.home / "instruction-as-text.txt"
             await runtime.write_file(instruction, b"\n" + text)
-        limits = {
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(self._settings.context_window),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(self._settings.max_tokens),
-        }
+        env = await self.configure(runtime, model)
         arguments: tuple[str, ...] = ("--print", "--model", model.model_name, "--dangerously-skip-permissions")
         if self._servers:
             servers = runtime.home / "mcp.json"
             await write_json(runtime, servers, {"mcpServers": {each.name: _server(each) for each in self._servers}})
             arguments += ("--mcp-config", str(servers))
-            limits |= SERVERS
+            env |= SERVERS
         return Launch(
             self.cli.command() + arguments,
-            env=QUIET | PLAIN | limits,
+            env=env,
             stdin=instruction,
             keep={TRANSCRIPT: runtime.home / ".claude" / "projects" / "*" / "*.jsonl"},
         )
+
+    async def configure(self, home: Home, model: ModelAccess) -> dict[str, str]:  # noqa: ARG002 - it has no settings file
+        limits = {
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(self._settings.context_window),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(self._settings.max_tokens),
+        }
+        return QUIET | PLAIN | limits
 
 
 def _server(server: McpServer) -> dict[str, object]:

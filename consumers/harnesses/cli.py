@@ -34,9 +34,9 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from consumers.harnesses import manifest
-from consumers.harnesses.base import S, checked_settings
+from consumers.harnesses.base import Home, S, checked_settings
+from consumers.harnesses.preset import Client
 from consumers.harnesses.watch import Watch
-from consumers.runtimes.base import Runtime
 from topics.environment import cache
 from topics.types.agent import AgentSpec
 from topics.types.errors import NotReadyError
@@ -224,6 +224,7 @@ class CliHarness(Generic[S]):
     skills_folder: ClassVar[str | None] = None
     instructions_file: ClassVar[str | None] = None
     """Where it looks for its user's skills, and its user's own instructions, below its home; None: nowhere."""
+    client: ClassVar[Client | None] = None
 
     def __init__(self, agent: AgentSpec) -> None:
         self._settings = checked_settings(agent, self.settings_type)
@@ -299,9 +300,9 @@ _verifying: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Path, async
 """By event loop and folder: sessions that begin at once verify once."""
 
 
-async def write_json(runtime: Runtime, path: PurePosixPath, value: object) -> None:
+async def write_json(home: Home, path: PurePosixPath, value: object) -> None:
     """Write a CLI's settings."""
-    await runtime.write_file(path, json.dumps(value).encode())
+    await home.write_file(path, json.dumps(value).encode())
 
 
 def lines_after(mark: str, output: str) -> str:

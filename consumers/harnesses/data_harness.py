@@ -6,13 +6,14 @@ the lock of its package beside it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from consumers.harnesses import preset as presets
-from consumers.harnesses.base import Launch, Tokens, checked_settings
+from consumers.harnesses.base import Home, Launch, Tokens, checked_settings
 from consumers.harnesses.cli import LOCKS, Cli, CliHarness
 from consumers.harnesses.npm import NpmCli
 from consumers.harnesses.preset import Preset
@@ -36,30 +37,32 @@ class Prepared:
         raise NotImplementedError
 
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
-        preset, home = self.preset, runtime.home
-        values = {
-            "model": model.model_name,
-            "proxy_url": model.proxy_url,
-            "home": str(home),
-            "workspace": str(runtime.workspace),
-            "instruction_file": str(instruction),
-            **self._setting_values(),
-        }
+        preset = self.preset
+        values = self._values(runtime, model)
+        values |= {"workspace": str(runtime.workspace), "instruction_file": str(instruction)}
+        return Launch(
+            env=await self._configured(runtime, values),
+            command=(*self._program(), *map(str, filled(list(preset.arguments), values))),
+            stdin=instruction,
+            keep={TRANSCRIPT: runtime.home / preset.transcript} if preset.transcript else {},
+        )
+
+    async def configure(self, home: Home, model: ModelAccess) -> dict[str, str]:
+        return await self._configured(home, self._values(home, model))
+
+    async def _configured(self, home: Home, values: Mapping[str, Any]) -> dict[str, str]:
+        """Write the files, and return the variables."""
+        preset = self.preset
         for file in preset.files:
             content = filled(file.content, values)
             if preset.mcp is not None and preset.mcp.file == file.path and self._servers:
                 content[preset.mcp.key] = {server.name: self._server(server) for server in self._servers}
-            await runtime.write_file(home / file.path, encoded(content, file.format))
-        return Launch(
-            (*self._program(), *map(str, filled(list(preset.arguments), values))),
-            env={name: str(value) for name, value in filled(preset.env, values).items()},
-            stdin=instruction,
-            keep={TRANSCRIPT: home / preset.transcript} if preset.transcript else {},
-        )
+            await home.write_file(home.home / file.path, encoded(content, file.format))
+        return {name: str(value) for name, value in filled(preset.env, values).items()}
 
-    def _setting_values(self) -> dict[str, Any]:
+    def _values(self, home: Home, model: ModelAccess) -> dict[str, Any]:
         """By placeholder."""
-        found: dict[str, Any] = {}
+        found = {"model": model.model_name, "proxy_url": model.proxy_url, "home": str(home.home)}
         for name, setting in self.preset.settings.items():
             chosen = found[f"settings.{name}"] = getattr(self._settings, name)
             texts = (setting.choices or {}).get(chosen, {})
@@ -104,12 +107,13 @@ class FoundData(Prepared):
 
 def harness_class(path: Path, locks: Path | None = None, module: str = __name__) -> type[Any]:
     """The class of a preset's file. `locks`: the folder with its lock; None: the file's own. Raises InputError."""
-    preset = presets.read(path)
+    preset = presets.read(path, Preset)
     found: dict[str, Any] = {
         "__module__": module,
         "preset": preset,
         "settings_type": _settings_type(preset, path),
         "mcp_transports": tuple(preset.mcp.templates) if preset.mcp else (),
+        "client": preset.client,
         "skills_folder": preset.skills_folder,
         "instructions_file": preset.instructions_file,
         "__doc__": f"The harness of {path}.",

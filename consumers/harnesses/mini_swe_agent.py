@@ -12,8 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from consumers.harnesses.base import INSTRUCTION_LIMIT, Launch
+from consumers.harnesses.base import INSTRUCTION_LIMIT, Home, Launch
 from consumers.harnesses.cli import CliHarness, write_json
+from consumers.harnesses.preset import Client
 from consumers.harnesses.pypi import PypiCli
 from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
@@ -33,6 +34,9 @@ CLASSES = {"responses": "litellm_response", "text": "litellm_textbased"}
 """mini's name of the class that calls the model, if it isn't `litellm`."""
 
 
+FOLDER = "mini-swe-agent"
+
+
 class Settings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
@@ -44,6 +48,9 @@ class MiniSweAgent(CliHarness[Settings]):
     """See `base.Harness`."""
 
     settings_type = Settings
+    client = Client(
+        program="mini", install="pip install mini-swe-agent mcp", env={"MSWEA_MODEL_NAME": "openai/{model}"}
+    )
     cli = PypiCli(
         name="mini_swe_agent",
         package="mini-swe-agent",
@@ -55,20 +62,22 @@ class MiniSweAgent(CliHarness[Settings]):
 
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
         text = (await runtime.read_file(instruction, INSTRUCTION_LIMIT)).decode()
-        settings = runtime.home / "mini-swe-agent" / "polar.yaml"
+        settings = runtime.home / FOLDER / "polar.yaml"
         await write_json(runtime, settings, self._file(model, text))  # JSON is YAML
         trajectory = runtime.home / "mini-swe-agent.traj.json"
         base = "mini_textbased.yaml" if self._settings.api == "text" else "mini.yaml"
         arguments = ("--yolo", "--exit-immediately", "--config", base, "--config", str(settings))
         return Launch(
             (*self.cli.command(), *arguments, "--output", str(trajectory)),
-            env=QUIET
-            | {
-                "MSWEA_GLOBAL_CONFIG_DIR": str(settings.parent),
-                "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(TRIES),
-            },
+            env=await self.configure(runtime, model),
             keep={TRANSCRIPT: trajectory},
         )
+
+    async def configure(self, home: Home, model: ModelAccess) -> dict[str, str]:  # noqa: ARG002 - the task's file names the model
+        return QUIET | {
+            "MSWEA_GLOBAL_CONFIG_DIR": str(home.home / FOLDER),
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(TRIES),
+        }
 
     def _file(self, model: ModelAccess, task: str) -> dict[str, object]:
         """Settings that override its mini.yaml."""

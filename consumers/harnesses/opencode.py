@@ -14,9 +14,10 @@ from typing import Literal
 
 import msgspec
 
-from consumers.harnesses.base import Launch, Tokens
+from consumers.harnesses.base import Home, Launch, Tokens
 from consumers.harnesses.cli import CliHarness, write_json
 from consumers.harnesses.npm import NpmCli, native
+from consumers.harnesses.preset import Client
 from consumers.runtimes.base import ModelAccess, Runtime
 from consumers.stages.artifacts import TRANSCRIPT
 from topics.types.mcp import STDIO, McpServer
@@ -54,6 +55,14 @@ class OpenCode(CliHarness[Settings]):
     mcp_transports = ("stdio", "sse", "streamable-http")
     skills_folder = ".config/opencode/skills"
     instructions_file = ".config/opencode/AGENTS.md"
+    client = Client(
+        program="opencode",
+        install="npm install -g opencode-ai",
+        env={
+            "OPENCODE_CONFIG_DIR": "{home}/.config/opencode",
+            "OPENCODE_CONFIG_CONTENT": '{{"model": "polar/{model}"}}',
+        },
+    )
     cli = NpmCli(
         name="opencode",
         package="opencode-ai",
@@ -63,14 +72,18 @@ class OpenCode(CliHarness[Settings]):
     )
 
     async def prepare(self, runtime: Runtime, model: ModelAccess, instruction: PurePosixPath) -> Launch:
-        home = runtime.home / ".config" / "opencode"
-        await write_json(runtime, home / "opencode.json", self._file(model))
-        await write_json(runtime, home / "package-lock.json", LOCK)
-        await write_json(runtime, home / "node_modules" / ".package-lock.json", LOCK)
+        env = await self.configure(runtime, model)
         events = runtime.home / "opencode-events.jsonl"
         arguments = ("run", "--model", f"polar/{model.model_name}", "--title", "polar", "--format", "json")
         command = f"{shlex.join(self.cli.command() + arguments)} | tee {shlex.quote(str(events))}"
-        return Launch(command, env=QUIET, stdin=instruction, keep={TRANSCRIPT: events})
+        return Launch(command, env=env, stdin=instruction, keep={TRANSCRIPT: events})
+
+    async def configure(self, home: Home, model: ModelAccess) -> dict[str, str]:
+        folder = home.home / ".config" / "opencode"
+        await write_json(home, folder / "opencode.json", self._file(model))
+        await write_json(home, folder / "package-lock.json", LOCK)
+        await write_json(home, folder / "node_modules" / ".package-lock.json", LOCK)
+        return QUIET
 
     def _file(self, model: ModelAccess) -> dict[str, object]:
         """Its opencode.json."""

@@ -9,7 +9,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -34,10 +34,14 @@ PLACEHOLDERS = ("model", "proxy_url", "home", "workspace", "instruction_file")
 """Names that every template may use; `settings.NAME`, and `settings.NAME.VALUE` of a choice, come on top."""
 SERVER_PLACEHOLDERS = {"stdio": ("command", "args", "command_line", "env")}
 """Names in the template of an MCP server by its transport; of other transports its fields (`topics.types.mcp.FIELDS`)."""
+OF_A_RUN = ("workspace", "instruction_file")
+"""Names that a person's own program doesn't have: with `client`, `env` and `files` may not use them."""
+CLIENT_PLACEHOLDERS = ("model", "proxy_url", "key", "home")
+"""Names in the templates of a client; `home` is the folder that holds its settings."""
 SETTING = r"^[a-z][a-z0-9_]*$"
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -48,11 +52,12 @@ def _is_below_home(path: str) -> str:
     return path
 
 
+P = TypeVar("P", bound=Part)
 HomePath = Annotated[str, StringConstraints(min_length=1), AfterValidator(_is_below_home)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
-class Install(_Part):
+class Install(Part):
     """Where the CLI comes from: a package of the npm registry, or of the Python Package Index."""
 
     npm: Text | None = None
@@ -80,7 +85,7 @@ class Install(_Part):
         return self
 
 
-class Setting(_Part):
+class Setting(Part):
     """A setting of a task: a number of 1 or more, or one of several choices."""
 
     default: int | str
@@ -108,16 +113,23 @@ class Setting(_Part):
         return iter(next(iter(self.choices.values()))) if self.choices else iter(())
 
 
-class SettingsFile(_Part):
+class SettingsFile(Part):
     """A file that is written before the CLI starts."""
 
     path: HomePath
     format: Format
-    content: dict[str, Any]
+    content: dict[str, Any] | list[Any]
+    """A list only as JSON, and without MCP servers."""
+
+    @model_validator(mode="after")
+    def _has_names(self) -> Self:
+        if self.format == "toml" and isinstance(self.content, list):
+            raise ValueError("content must be a table, since a TOML file is one")
+        return self
 
     @field_validator("content")
     @classmethod
-    def _is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _is_json(cls, value: dict[str, Any] | list[Any]) -> dict[str, Any] | list[Any]:
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -125,7 +137,7 @@ class SettingsFile(_Part):
         return value
 
 
-class Mcp(_Part):
+class Mcp(Part):
     """How the CLI's settings name MCP servers: in `file` under `key`, by server, a template for each transport that it can."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
@@ -143,7 +155,28 @@ class Mcp(_Part):
         return {transport: template for transport, template in found.items() if template is not None}
 
 
-class Preset(_Part):
+class Client(Part):
+    """How a person starts a program whose model is a session's: in a folder of the person's choice, outside of a sandbox."""
+
+    program: Text | None = None
+    """A program on the PATH. None: a library, whose program is the person's own."""
+    install: Text
+    """The command by which people install it."""
+    like: Text | None = None
+    """A preset whose settings it also reads."""
+    env: dict[str, str] = {}
+    """Added to the variables of every session and of the preset. They lead the program to its settings, outside of the person's home."""
+    arguments: tuple[str, ...] = Field(default=(), strict=False)
+    """Arguments before all others, for what no variable and no file can say."""
+    files: tuple[SettingsFile, ...] = Field(default=(), strict=False)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        check([*self.arguments, self.env, *(file.content for file in self.files)], CLIENT_PLACEHOLDERS)
+        return self
+
+
+class Preset(Part):
     """The file."""
 
     install: Install | None = None
@@ -157,6 +190,8 @@ class Preset(_Part):
     mcp: Mcp | None = None
     skills_folder: HomePath | None = None
     instructions_file: HomePath | None = None
+    client: Client | None = None
+    """Without it the CLI is for sandboxes alone."""
     transcript: HomePath | None = None
     """The CLI's own record of the session; of a path with `*` the newest match is kept."""
 
@@ -164,32 +199,37 @@ class Preset(_Part):
     def _complete(self) -> Self:
         if (self.install is None) == (self.program is None):
             raise ValueError("give exactly one of install and program")
-        if self.mcp is not None and self.mcp.file not in (file.path for file in self.files):
-            raise ValueError(f"mcp.file {self.mcp.file!r} must be the path of one of files")
+        if self.mcp is not None:
+            tables = [file.path for file in self.files if isinstance(file.content, dict)]
+            if self.mcp.file not in tables:
+                raise ValueError(f"mcp.file {self.mcp.file!r} must be the path of one of files")
         names = [*PLACEHOLDERS, *(f"settings.{name}" for name in self.settings)]
         names += [f"settings.{name}.{each}" for name, setting in self.settings.items() for each in setting.names]
-        check([*self.arguments, self.env, *(file.content for file in self.files)], names)
+        settings = [self.env, *(file.content for file in self.files)]
+        check([*self.arguments, *settings], names)
+        if self.client is not None:
+            check(settings, [name for name in names if name not in OF_A_RUN])
         for transport, template in (self.mcp.templates if self.mcp else {}).items():
             check(template, SERVER_PLACEHOLDERS.get(transport, FIELDS[transport]))
         return self
 
 
-def read(path: Path) -> Preset:
-    """The preset in a file. Raises InputError."""
+def read(path: Path, kind: type[P]) -> P:
+    """The preset or the client in a file. Raises InputError."""
     try:
         with path.open("rb") as file:
             text = file.read(SIZE_LIMIT + 1).decode()
         if len(text.encode()) > SIZE_LIMIT:
             raise InputError(str(path), f"over {SIZE_LIMIT} bytes", "is too large for a preset")
-        return Preset.model_validate(tomllib.loads(text))
+        return kind.model_validate(tomllib.loads(text))
     except OSError as error:
         raise InputError(str(path), path.name, f"can't be read: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(str(path), path.name, f"is no TOML: {error}") from None
     except ValidationError as error:
         first = field_errors.first_error(error)
-        place = ".".join(map(str, first["loc"])) or "the preset"
+        place = ".".join(map(str, first["loc"])) or f"the {kind.__name__.lower()}"
         reason = field_errors.reason(first)
         if first["type"] == "extra_forbidden":
-            reason += f"; {field_errors.meant(str(first['loc'][-1]), field_errors.fields_at(Preset, first['loc']))}"
+            reason += f"; {field_errors.meant(str(first['loc'][-1]), field_errors.fields_at(kind, first['loc']))}"
         raise InputError(f"{path}: {place}", first["input"], reason) from None

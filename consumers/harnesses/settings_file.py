@@ -9,10 +9,11 @@ from typing import Any, Literal
 Format = Literal["json", "toml"]
 
 
-def encoded(content: Mapping[str, Any], form: Format) -> bytes:
-    """`content`: texts, numbers, booleans, lists, and mappings of such with text as keys."""
+def encoded(content: Mapping[str, Any] | list[Any], form: Format) -> bytes:
+    """`content`: texts, numbers, booleans, lists, and mappings of such with text as keys. As TOML: a mapping."""
     if form == "json":
         return json.dumps(content).encode()
+    assert isinstance(content, Mapping), "checked"
     return "".join(f"{toml_text(key)} = {_toml(value)}\n" for key, value in content.items()).encode()
 
 

@@ -16,16 +16,19 @@ from polar.cli.options import Data, checked_run
 from polar.cli.output import note, print_json, say
 from topics.environment import settings
 from topics.types.errors import InputError, NotReadyError
-from topics.types.session import SessionState, Status, task_id_of
+from topics.types.session import SessionState, Status
 from topics.types.task import RUN_LIMIT_S, SAMPLES_LIMIT
 
 if TYPE_CHECKING:
+    from polar.sessions import Session
     from topics.environment.settings import Settings
 
 TTL = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)")
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 LEAST_S = 1.0
 """Shortest lifetime of a session."""
+MODEL = "any"
+"""Any name does if the proxy has one engine."""
 
 app = typer.Typer(no_args_is_help=True, help="Bring your own agent: open a session for it, and close it.")
 
@@ -40,27 +43,41 @@ class Mode(StrEnum):
     EVAL = "eval"
 
 
+Task = Annotated[
+    str | None,
+    typer.Option("--task", metavar="T", help="Open the next sample of this task.  [default: a new task]"),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, max=SAMPLES_LIMIT, help="Number of samples of a new task.  [default: 1]"),
+]
+Ttl = Annotated[str, typer.Option(metavar="TTL", help="Lifetime: 90s, 30m or 1h, at most 24h.")]
+SessionMode = Annotated[Mode, typer.Option(help="train: the key enforces the training defaults for sampling.")]
+Run = Annotated[
+    str | None, typer.Option("--run", metavar="NAME", help="Run that a new task belongs to.  [default: none]")
+]
+Label = Annotated[
+    str | None,
+    typer.Option("--label", metavar="NAME", help="Your own name for this session, in status, show and SQL."),
+]
+ModelName = Annotated[
+    str, typer.Option("--model", metavar="NAME", help="Model name that the client requests; it may choose the engine.")
+]
+
+
 @app.command("open")
 def open_(
-    task: Annotated[
+    client: Annotated[
         str | None,
-        typer.Option("--task", metavar="T", help="Open the next sample of this task.  [default: a new task]"),
+        typer.Option("--for", metavar="CLIENT", help="Also set what this client needs: codex, aider, langchain, …"),
     ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=SAMPLES_LIMIT, help="Number of samples of a new task.  [default: 1]"),
-    ] = None,
-    ttl: Annotated[str, typer.Option(metavar="TTL", help="Lifetime: 90s, 30m or 1h, at most 24h.")] = "1h",
-    mode: Annotated[
-        Mode, typer.Option(help="train: the key enforces the training defaults for sampling.")
-    ] = Mode.TRAIN,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="NAME", help="Run that a new task belongs to.  [default: none]")
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option("--label", metavar="NAME", help="Your own name for this session, in status, show and SQL."),
-    ] = None,
+    model: ModelName = MODEL,
+    task: Task = None,
+    samples: Samples = None,
+    ttl: Ttl = "1h",
+    mode: SessionMode = Mode.TRAIN,
+    run: Run = None,
+    label: Label = None,
     output: Annotated[
         Format, typer.Option("--format", help="env: for `eval` in a shell. json: for programs.")
     ] = Format.ENV,
@@ -70,22 +87,72 @@ def open_(
 
     In a shell: eval "$(polar session open)". Every call made with the key is captured; `polar session close` ends the session.
     """
-    from polar.sessions import Session
+    from polar.cli import session_client
 
-    ttl_s = seconds(ttl)
     found = settings.load(data)
-    session = Session.open(
-        settings=found, task_id=task, samples=samples, ttl_s=ttl_s, mode=mode.value, run=checked_run(run), label=label
-    )
-    expires_at = session.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if client is not None:
+        session_client.check(client)
+    session = _opened(found, task, samples, ttl, mode, run, label)
+    setup = session_client.ClientSetup(session.env, ())
+    if client is not None:
+        try:
+            setup = session_client.set_up(found, session, client, model)
+        except NotReadyError:
+            _close(found, session.session_id)
+            raise
+    expires_at = _time(session)
     if output is Format.JSON:
-        opened = {"session_id": session.session_id, "key": session.key, "expires_at": expires_at, "env": session.env}
-        print_json(opened)
+        opened = {"session_id": session.session_id, "key": session.key, "expires_at": expires_at, "env": setup.env}
+        print_json(opened if client is None else {**opened, "arguments": setup.arguments})
     else:
-        names = {"POLAR_SESSION_ID": session.session_id, "POLAR_TASK_ID": task_id_of(session.session_id)}
-        for name, value in {**names, **session.env}.items():
+        for name, value in setup.variables(session).items():
             typer.echo(f"export {name}={shlex.quote(value)}")
+        if setup.arguments:
+            typer.echo(f"# start {client} with: {shlex.join(setup.arguments)}")
     note(f"{session.session_id} is open until {expires_at}; `polar session close {session.session_id}` ends it")
+
+
+@app.command("run")
+def run_(
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="As in `polar session open --for`.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGS]", help="The client's arguments. For a library: a command."),
+    ] = None,
+    model: ModelName = MODEL,
+    task: Task = None,
+    samples: Samples = None,
+    ttl: Ttl = "1h",
+    mode: SessionMode = Mode.TRAIN,
+    run: Run = None,
+    label: Label = None,
+    data: Data = None,
+) -> None:
+    """Open a session, run a client with it here, and close it when the client ends.
+
+    The exit code is the client's. The session has no reward.
+    """
+    from polar.cli import session_client
+    from polar.cli.foreground import Foreground, Interrupted
+
+    found = settings.load(data)
+    command = session_client.command(client, arguments or [])
+    foreground = Foreground()
+    try:
+        with foreground.guarded():
+            session = _opened(found, task, samples, ttl, mode, run, label)
+            note(f"{session.session_id} is open until {_time(session)}")
+            try:
+                setup = session_client.set_up(found, session, client, model)
+                code = foreground.run([command[0], *setup.arguments, *command[1:]], setup.variables(session))
+            except OSError as error:
+                raise ended(f"{command[0]} can't be started: {error.strerror}", Exit.NOT_READY) from None
+            finally:
+                _close(found, session.session_id)
+    except Interrupted as interrupted:
+        raise typer.Exit(interrupted.exit_code) from None
+    asyncio.run(_note_result(found, session.session_id))
+    raise typer.Exit(code)
 
 
 @app.command("close")
@@ -94,6 +161,7 @@ def close(
         str | None, typer.Argument(metavar="SESSION", envvar="POLAR_SESSION_ID", help="<task>.<sample>.")
     ] = None,
     reward: Annotated[float | None, typer.Option(metavar="R", help="Reward of the session.  [default: none]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="The reward counts even if no call was answered.")] = False,
     data: Data = None,
 ) -> None:
     """Close an open session, and wait for its trajectory."""
@@ -109,7 +177,7 @@ def close(
         raise InputError("SESSION", session, "expected <task id>.<sample index>")
     has_ended = False
     try:
-        close_session(found, session, reward)
+        close_session(found, session, reward, force=force)
     except SessionRefusedError as refused:
         if refused.code != "ended":
             raise
@@ -133,10 +201,68 @@ async def _print_result(found: Settings, session_id: str, reward: float | None, 
             Exit.FAILED,
         )
     say(f"{_result(row)} (polar show {session_id})")
+    _warn_of_no_calls(row, None if has_ended else reward)
     if has_ended and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
         raise ended(f"{session_id} had ended already: the reward {reward:g} came too late", Exit.FAILED)
     if has_ended:
         note(f"{session_id} had ended already")
+
+
+def _warn_of_no_calls(row: SessionState, reward: float | None = None) -> None:
+    if row.calls == 0:
+        note(
+            f"{row.session_id} has no calls: none came with its key, or all were refused; see `polar session open --for`"
+        )
+    if reward is not None and row.status is Status.COMPLETED and row.reward is None:
+        note(f"the reward {reward:g} doesn't count, since no call was answered; `--force` gives it to such a session")
+
+
+async def _note_result(found: Settings, session_id: str) -> None:
+    """As `_print_result`, on stderr: stdout is the client's."""
+    from polar.sessions import until_ended
+
+    try:
+        row = await until_ended(found, session_id)
+    except NotReadyError as error:
+        note(f"not waiting for the trajectory of {session_id}: {error}")
+        return
+    if row is None:
+        note(f"the trajectory of {session_id} isn't written yet: see `polar status {session_id}`")
+        return
+    note(f"{_result(row)} (polar show {session_id})")
+    _warn_of_no_calls(row)
+
+
+def _close(found: Settings, session_id: str) -> None:
+    """Close a session whose client has ended; an error is only noted, since the client's exit code counts."""
+    from polar.sessions import SessionRefusedError, close_session
+
+    try:
+        close_session(found, session_id)
+    except SessionRefusedError as refused:
+        note(str(refused))
+    except NotReadyError as error:
+        note(f"{session_id} isn't closed, and ends at its TTL: {error}")
+
+
+def _opened(
+    found: Settings, task: str | None, samples: int | None, ttl: str, mode: Mode, run: str | None, label: str | None
+) -> Session:
+    from polar.sessions import Session
+
+    return Session.open(
+        settings=found,
+        task_id=task,
+        samples=samples,
+        ttl_s=seconds(ttl),
+        mode=mode.value,
+        run=checked_run(run),
+        label=label,
+    )
+
+
+def _time(session: Session) -> str:
+    return session.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _result(row: SessionState) -> str:

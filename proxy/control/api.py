@@ -1,7 +1,7 @@
 """The control API: sessions for agents that people run themselves, and the text of tokens. Served on the control port, with its token.
 
 POST /v1/sessions {task_id?, ttl_s?, num_samples?, mode?, run?, label?, limits?}: 201 {session_id, key, expires_at, env}.
-POST /v1/sessions/<session_id>/close {reward?}: 202 {session_id}.
+POST /v1/sessions/<session_id>/close {reward?, force?}: 202 {session_id}.
 POST /v1/detokenize {token_ids: [[int, …], …]}: 200 {texts: [str, …]}.
 
 Errors are JSON, {error: {code, field?, message}}, with 400, 401, 404, 405, 408, 409, 413, 502 or 503. No log line holds a key.
@@ -104,6 +104,8 @@ class OpenBody(Body):
 
 class CloseBody(Body):
     reward: float | None = None
+    force: bool = False
+    """The reward counts even if the session has no answered call."""
 
 
 class DetokenizeBody(Body):
@@ -193,7 +195,7 @@ class ControlApi:
             raise ControlError(400, "bad_input", f"expected <task id>.<sample index> (got {shown})", field="session_id")
         body = _parsed(CloseBody, await _read(request, SESSION_BYTES) or b"{}")
         try:
-            await self._openings.close(session_id, body.reward)
+            await self._openings.close(session_id, body.reward, is_forced=body.force)
         except SessionDeclinedError as declined:
             status = 404 if declined.reason == "unknown" else 409
             words = _words(CLOSING_WORDS, declined, task=task_id_of(session_id), named=session_id)

@@ -100,9 +100,9 @@ class SessionOpener:
             return answer, written_ms
         raise SessionDeclinedError(answer.reason)
 
-    async def close(self, session_id: str, reward: float | None) -> None:
+    async def close(self, session_id: str, reward: float | None, *, is_forced: bool = False) -> None:
         """Returns when the close is on the log and isn't refused. Raises SessionDeclinedError, NoAnswerError."""
-        fact = SessionCloseRequested(f"c-{secrets.token_hex(8)}", session_id, reward)
+        fact = SessionCloseRequested(f"c-{secrets.token_hex(8)}", session_id, reward, is_forced)
         with self._expect(fact.fact_id) as expected:
             try:
                 await self._send(fact, ANSWER_S)

@@ -139,6 +139,8 @@ class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_de
     """`lost_artifacts` of the run's fact; None: none that a worker reported."""
     label: str | None = None
     """The user's name for an opened session (`polar session open --label`); None: none."""
+    reward_needs_call: bool = False
+    """As in its Build."""
 
 
 class TaskState(msgspec.Struct, frozen=True, gc=False, tag="task", omit_defaults=True):

@@ -185,6 +185,29 @@ async def test_a_session_has_a_trajectory_of_its_own_whatever_its_builder_does(w
     assert (made.error and made.error.code) == (None if what == "other names" else "builder")
 
 
+NOT_ANSWERED = {"none": [], "failed": [CallOutcome.FAILED]}
+
+
+@pytest.mark.parametrize("outcomes", NOT_ANSWERED.values(), ids=NOT_ANSWERED)
+@pytest.mark.parametrize(("needs_call", "reward"), [(True, None), (False, 1.0)], ids=["closed", "forced"])
+async def test_the_reward_of_a_close_needs_an_answered_call_unless_it_is_forced(
+    outcomes: list[CallOutcome], needs_call: bool, reward: float | None
+) -> None:
+    calls = [replace(call("t.0", "a", "one"), outcome=each) for each in outcomes]
+    record = replace(build("t.0", "a"), reward=1.0, reward_needs_call=needs_call)
+    (session,) = folded([Open("t.0", 1, "a"), *calls, record]).due()
+    made = await outcome(session, Settings(), 0)
+    assert (made.status, made.reward, made.stats.calls) == (Status.COMPLETED, reward, len(calls))
+    assert ("no call was answered" in (made.reward_reason or "")) is needs_call
+
+
+async def test_the_reward_of_a_close_stays_with_an_answered_call() -> None:
+    record = replace(build("t.0", "a"), reward=1.0, reward_needs_call=True)
+    (session,) = folded([Open("t.0", 1, "a"), call("t.0", "a", "one"), record]).due()
+    made = await outcome(session, Settings(), 0)
+    assert (made.reward, made.reward_reason) == (1.0, None)
+
+
 class Hung:
     """A builder whose builds never end."""
 

@@ -46,6 +46,15 @@ def test_an_open_is_granted_at_once_and_a_close_ends_it_with_its_reward() -> Non
     assert bench.groups == [CloseGroup("t", 1, [1.0], [Status.COMPLETED])]
 
 
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_the_builder_is_told_whether_the_reward_needs_a_call(is_forced: bool) -> None:
+    bench = Bench()
+    bench.give(opening())
+    bench.give(replace(closing(), is_forced=is_forced))
+    bench.pass_time(CLOSING_MS)
+    assert bench.builds["t.0"].reward_needs_call is not is_forced
+
+
 def test_each_open_of_a_task_takes_the_next_sample_until_there_is_none() -> None:
     bench = Bench()
     for claim_id, samples in (("a", 3), ("b", None), ("c", 3)):

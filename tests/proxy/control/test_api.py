@@ -221,6 +221,8 @@ async def test_a_close_that_is_on_the_log_is_accepted_though_nobody_answers(
 ) -> None:
     assert (await client.post("/v1/sessions/t.0/close"))[0] == 202
     assert (await coordinator.fact(SessionCloseRequested)).reward is None
+    assert (await client.post("/v1/sessions/t.0/close", {"reward": 1, "force": True}))[0] == 202
+    assert (await coordinator.fact(SessionCloseRequested, 1)).is_forced
 
 
 async def test_a_close_of_what_is_not_open_says_why(client: Client, coordinator: Coordinator) -> None:

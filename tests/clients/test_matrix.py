@@ -1,0 +1,91 @@
+"""Each client, unmodified, with what `polar session run` sets and nothing else, in a whole system: what of it becomes a trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from consumers.harnesses import clients
+from tests.acceptance.up.running import POLAR, Up, engine_record, environment
+from tests.clients.conftest import Tell
+from tests.clients.installing import Installed
+from tests.clients.trials import PROGRAMS, TRIALS, Trial
+from topics import trajectories
+from topics.environment import settings
+from topics.log.owner import read_back
+from topics.log.partition import partition_of_session
+from topics.types.trajectory import Trajectory
+
+CLIENT_S = 400
+"""For one conversation: some libraries take a minute to import on a busy machine."""
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
+
+
+def trajectory(up: Up, session_id: str) -> Trajectory:
+    async def read() -> list[object]:
+        found = settings.load(up.data)
+        topic = trajectories.TOPIC.full_name(found.namespace)
+        partition = partition_of_session(session_id, trajectories.TOPIC.embedded_partitions)
+        return [trajectories.CODEC.decode(record.value or b"") async for record in read_back(found, topic, partition)]
+
+    (found,) = [one for one in asyncio.run(read()) if isinstance(one, Trajectory) and one.session_id == session_id]
+    return found
+
+
+def on_path(folder: Path, name: str, installed: Installed) -> str:
+    """A PATH with the client's program, as an installation by hand would have it."""
+    program = clients.find(name).program
+    folder.mkdir()
+    if program is not None:
+        script = folder / program
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(installed.client)} "$@"\n')
+        script.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=str)
+def test_a_client_works_with_what_a_session_sets_for_it(trial: Trial, up: Up, tmp_path: Path, tell: Tell) -> None:
+    installed = trial.install()
+    workspace, home = tmp_path / "work", tmp_path / "home"
+    workspace.mkdir()
+    home.mkdir()
+    (workspace / "a.txt").write_text("this is wrong\n")
+    env = environment() | {"HOME": str(home), "PATH": on_path(tmp_path / "bin", trial.name, installed)}
+    if installed.modules is not None:
+        (workspace / "node_modules").symlink_to(installed.modules)
+        for program in PROGRAMS.glob("*.mjs"):
+            shutil.copy(program, workspace)
+    # The folders of the system's clients are the test's own home's, so that no settings of this machine's user are read.
+    env = {name: value for name, value in env.items() if not name.startswith(("OPENAI_", "ANTHROPIC_", "XDG_"))}
+    ended = subprocess.run(
+        [POLAR, "session", "run", trial.name, "--data", str(up.data), "--", *trial.arguments(installed)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=CLIENT_S,
+        cwd=workspace,
+        env=env | {"IS_SANDBOX": "1"},
+        check=False,
+    )
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert (workspace / "a.txt").read_text().strip() == "this is right", output
+    match = re.search(r"polar: (\S+) is open until", ended.stderr)
+    assert match is not None, output
+    found = trajectory(up, match[1])
+    main = [each for each in found.calls if each.kind == "main"]
+    sampled = [call for call in engine_record(up) if call["session_id"] == match[1]]
+    assert {each.dialect for each in found.calls} == {trial.dialect}, output
+    assert len(found.calls) == len(sampled), "every call is captured"
+    assert len(main) == len(trial.turns), output
+    traces = [each for each in found.traces if each.kind == "main"]
+    assert len(traces) == trial.traces, found.stats
+    tell(trial, installed.version, len(main), len(found.calls) - len(main), len(traces))
