@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,8 +45,9 @@ def of_pypi(module: str | None, *packages: str) -> Installed:
     """`packages`: each with its version, the client's first. `module`: of a client that is a program."""
 
     def build(folder: Path) -> None:
-        _run("uv", "venv", "--quiet", "--python", sys.executable, str(folder))
-        _run("uv", "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *packages)
+        uv = str(Path(sys.executable).with_name("uv"))
+        _run(uv, "venv", "--quiet", "--python", sys.executable, str(folder))
+        _run(uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *packages)
 
     version, folder = _installed(packages[0], "==", build)
     python = str(folder / "bin" / "python")
@@ -76,6 +78,7 @@ def _installed(package: str, mark: str, build: Callable[[Path], None]) -> tuple[
     return version, folder
 
 
-def _run(program: str, *arguments: str) -> None:
-    found = Path(sys.executable).with_name(program)
-    subprocess.run([found if found.exists() else program, *arguments], check=True)
+def _run(*command: str) -> None:
+    # Install scripts of packages call node by its name.
+    path = f"{node().parent}:{os.environ['PATH']}"
+    subprocess.run(command, env=os.environ | {"PATH": path}, check=True)

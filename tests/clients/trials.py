@@ -6,7 +6,7 @@ The work is the same for all: a.txt says wrong, and must say right. All turns ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.consumers.harnesses.specimens import PRESETS, Turn, call
 
 Install = Callable[[], Installed]
 PROGRAMS = Path(__file__).with_name("programs")
-LOOK, MEND = "cat a.txt", "sed -i s/wrong/right/ a.txt"
+LOOK, MEND = "cat a.txt", "printf 'this is right\\n' >a.txt"
 ALONE: list[Turn] = [
     {"text": "I look first.", "calls": [call("bash", command=LOOK)]},
     {"calls": [call("bash", command=MEND)]},
@@ -26,11 +26,11 @@ ALONE: list[Turn] = [
 """For programs with a tool `bash` of our own."""
 
 
-def with_tool(name: str) -> list[Turn]:
-    """The same with a tool of a client's own, which wants to know what the command does."""
+def with_tool(name: str, **more: Any) -> list[Turn]:
+    """The same with a tool of a client's own, which takes `more` arguments."""
     return [
-        {"text": "I look first.", "calls": [call(name, command=LOOK, description="look")]},
-        {"calls": [call(name, command=MEND, description="mend")]},
+        {"text": "I look first.", "calls": [call(name, command=LOOK, **more)]},
+        {"calls": [call(name, command=MEND, **more)]},
         {"text": "Mended."},
     ]
 
@@ -57,11 +57,13 @@ class Trial:
     """What the client's first message says, if it isn't the instruction."""
     examples: int = 0
     """Answers that the client's prompt shows before the work."""
+    repeated: int = 0
+    """How often the last turn stands in the script once more, where the client writes answers of its own into the conversation."""
 
     @property
     def script(self) -> dict[str, Any]:
         """For the scripted engine."""
-        turns = [*([{"text": "An example."}] * self.examples), *self.turns]
+        turns = [*([{"text": "An example."}] * self.examples), *self.turns, *(self.turns[-1:] * self.repeated)]
         return {"name": self.name, "match": self.match or instruction(self.name), "variants": [{"turns": turns}]}
 
     def __str__(self) -> str:
@@ -113,7 +115,10 @@ TRIALS = [
     ),
     _preset("opencode", "openai_chat", "run"),
     _preset("pi", "openai_chat", "--print"),
-    _preset("qwen_code", "openai_chat", "--yolo", "--prompt"),
+    replace(
+        _preset("qwen_code", "openai_chat", "--yolo", "--prompt"),
+        turns=with_tool("run_shell_command", is_background=False),
+    ),
     Trial(
         "aider",
         "openai_chat",
@@ -123,7 +128,10 @@ TRIALS = [
             *("--message", instruction("aider"), "a.txt"),
         ],
         match="Change the greeting to be more casual",
-        examples=2,
+        examples=3,
+        repeated=3,
+        traces=2,
+        note="captured, a trace for each call: it writes the file's new content into the earlier prompt",
         turns=[{"text": "a.txt\n```\nthis is left\n```\n"}, {"text": "a.txt\n```\nthis is right\n```\n"}],
     ),
     Trial(
@@ -136,27 +144,37 @@ TRIALS = [
     _python("openai-agents", "openai_responses", "openai-agents==0.24.0"),
     _python("pydantic-ai", "openai_chat", "pydantic-ai-slim[openai]==2.68.0"),
     _python("strands", "openai_chat", "strands-agents[openai]==1.62.0"),
-    _python("smolagents", "openai_chat", "smolagents[openai]==1.26.0"),
+    _python(
+        *("smolagents", "openai_chat", "smolagents[openai]==1.26.0"),
+        traces=3,
+        note="captured, a trace for each call: it rewrites its earlier calls (`edited_history`)",
+        turns=[*ALONE[:-1], {"calls": [call("final_answer", answer="Mended.")]}],
+    ),
     _python("litellm", "openai_chat", "litellm==1.110.2", "mcp==2.3.0"),
     _python("google-adk", "google_generate_content", "google-adk==2.13.0"),
     *(
         _node("ai-sdk", dialect, "ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105", "zod@4.6.7")
-        for dialect in ("openai_responses", "anthropic_messages")
+        for dialect in ("openai_chat", "anthropic_messages")
     ),
     Trial(
         "copilot",
         "openai_chat",
         lambda: of_npm("@github/copilot/npm-loader.js", "@github/copilot@1.0.102"),
         lambda _: ["--allow-all-tools", "--prompt", instruction("copilot")],
-        with_tool("bash"),
+        with_tool("bash", description="work"),
     ),
-    _python("claude-agent-sdk", "anthropic_messages", "claude-agent-sdk==0.2.189", turns=with_tool("Bash")),
+    _python(
+        "claude-agent-sdk",
+        "anthropic_messages",
+        "claude-agent-sdk==0.2.189",
+        turns=with_tool("Bash", description="work"),
+    ),
     Trial(
         "continue",
         "openai_chat",
         lambda: of_npm("@continuedev/cli/dist/cn.js", "@continuedev/cli@1.5.47"),
         lambda _: ["--auto", "--print", instruction("continue")],
-        with_tool("Bash"),
+        with_tool("Bash", description="work"),
     ),
     Trial(
         "cline",
