@@ -154,7 +154,7 @@ TRIALS = [
     _python("google-adk", "google_generate_content", "google-adk==2.13.0"),
     *(
         _node("ai-sdk", dialect, "ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105", "zod@4.6.7")
-        for dialect in ("openai_chat", "anthropic_messages")
+        for dialect in ("openai_chat", "openai_responses", "anthropic_messages")
     ),
     Trial(
         "copilot",

@@ -10,6 +10,7 @@ const bash = tool({
   inputSchema: z.object({ command: z.string() }),
   execute: async ({ command }) => spawnSync("bash", ["-c", command], { encoding: "utf8" }).stdout || "nothing",
 });
-const model = dialect === "anthropic_messages" ? anthropic("any") : openai.chat("any");
+const models = { anthropic_messages: anthropic, openai_chat: openai.chat, openai_responses: openai };
+const model = models[dialect]("any");
 const { text } = await generateText({ model, prompt, tools: { bash }, stopWhen: stepCountIs(8) });
 console.log(text);
