@@ -344,6 +344,8 @@ def test_trajectories_are_written_out_as_programs_expect(settings: Settings) -> 
         "stats": {"calls": 2, "answered": 2, "traces": 1, "tokens": 6, "sampled_tokens": 3, "trainable_tokens": 2},
         "metadata": {"who": "me"},
         "run": None,
+        "label": None,
+        "side_calls": 0,
     }
 
 
@@ -406,7 +408,7 @@ def test_trajectories_as_a_table_are_in_order_and_of_the_task_asked_for(settings
         code, stdout, _ = polar("trajectories", "--topic", topic, "--task", "t")
         assert code == 0
         rows = [line.split() for line in stdout.splitlines() if line.strip().startswith("t.")]
-        assert [row[:7] for row in rows] == [[f"t.{i}", "COMPLETED", "0.5", "2", "3", "2", "1"] for i in (0, 1)]
+        assert [row[:8] for row in rows] == [[f"t.{i}", "COMPLETED", "0.5", "2", "0", "3", "2", "1"] for i in (0, 1)]
     assert "t." not in polar("trajectories", "--topic", "eval", "--task", "other")[1]
 
 
