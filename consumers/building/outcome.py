@@ -7,7 +7,7 @@ Invariant: each session has one trajectory, under the names that its `Build` has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import structlog
 from msgspec.structs import replace
@@ -52,9 +52,10 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
             return failed(build, "log_gap", GONE, 0)
     if missing := bases_missing(calls):
         return failed(build, "log_gap", f"{len(missing)} {LOST} (one of them: {missing[0]})", len(calls))
-    if build.reward_needs_call and not any(each.outcome is CallOutcome.ANSWERED for each in calls):
+    disowned = frozenset(session.records.disowned)
+    if build.reward_needs_call and not _has_answer(calls, disowned):
         build = replace(build, reward=None, reward_reason=NO_CALL if build.reward is not None else None)
-    source = BuiltFrom(build, calls, frozenset(session.records.disowned), session.late)
+    source = BuiltFrom(build, calls, disowned, session.late)
     try:
         async with asyncio.timeout(BUILD_S):
             return _named(await off_loop(source), build)
@@ -65,6 +66,11 @@ async def outcome(session: OpenSession, settings: Settings, partition: int) -> T
     except Exception as error:
         log.exception("build failed", action="builder.build_failed", session=build.session_id)
         return failed(build, "builder", f"{type(error).__name__}: {error}", len(calls))
+
+
+def _has_answer(calls: Sequence[Completion], disowned: Set[str]) -> bool:
+    """Whether a client may have received an answer."""
+    return any(call.outcome is CallOutcome.ANSWERED and call.call_id not in disowned for call in calls)
 
 
 def _named(trajectory: Trajectory, build: Build) -> Trajectory:

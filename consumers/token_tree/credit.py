@@ -11,7 +11,7 @@ from collections.abc import Set
 from consumers.token_tree.branches import Branch
 from consumers.token_tree.tree import TokenTree
 from topics.calls.threads import thread_of
-from topics.types.building import TRAINED, Options
+from topics.types.building import COMPACTION, TRAINED, Options
 
 
 def credited(tree: TokenTree, options: Options, trained: Set[int]) -> Set[int] | None:
@@ -50,7 +50,8 @@ def _chain(tree: TokenTree, last: int) -> Set[int]:
 def _last_of_thread(tree: TokenTree, index: int) -> int | None:
     """The newest earlier work of a root's thread: the call before a compaction. None if no header shows one.
 
-    The root may be a retry after the compaction. A root that follows no compaction, as after a cleared history, begins the chain.
+    The root may be the compaction itself, or a retry after it. A root that follows no compaction, as after a cleared history, begins the
+    chain.
     """
     thread = thread_of(tree.calls[index].lineage)
     if thread is None:
@@ -62,7 +63,7 @@ def _last_of_thread(tree: TokenTree, index: int) -> int | None:
         if tree.sampled[at] and _is_work(tree, at) and thread_of(tree.calls[at].lineage) == thread
     ]
     tries = [at for at in (*earlier, index) if _prompt(tree, at) == prompt]
-    if all(tree.branches[at] is not Branch.COMPACTION for at in tries):
+    if tree.calls[index].kind != COMPACTION and all(tree.branches[at] is not Branch.COMPACTION for at in tries):
         return None
     return next((at for at in reversed(earlier) if at not in tries), None)
 

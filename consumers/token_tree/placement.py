@@ -50,7 +50,7 @@ class _Placer:
         self._children: defaultdict[PlacedCall, list[PlacedCall]] = defaultdict(list)
         """Calls by their parent."""
         self._compacted: set[Thread] = set()
-        """Threads whose last root is older than their last compaction."""
+        """Threads whose last compaction was followed by no work but plain continuations."""
 
     def place(self, index: int, call: Completion) -> PlacedCall | Branch:
         is_answered = call.outcome is CallOutcome.ANSWERED
@@ -131,8 +131,8 @@ class _Placer:
             return
         if placed.call.kind == COMPACTION:
             self._compacted.add(thread)
-        elif placed.branch is Branch.COMPACTION:
-            self._compacted.remove(thread)
+        elif placed.branch is not None and placed.call.kind in TRAINED:
+            self._compacted.discard(thread)
 
 
 def _is_retry(earlier: Completion, call: Completion) -> bool:

@@ -6,11 +6,12 @@ but the newest call are forgotten, and a request that continues a forgotten call
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import msgspec
 
-from proxy.chat import ChatRequest, ItemReference, Message
+from proxy.chat import ChatRequest, ItemReference, Message, ToolCall
 from proxy.errors import Refusal, RefusalError
 from topics.calls.delta import Spelled, spell
 
@@ -51,12 +52,33 @@ class StoredCalls:
             self._keep(call_id, [*messages, answer], whole, first)
 
     def resolved(self, request: ChatRequest) -> ChatRequest:
-        """The request with the parts that it refers to in its messages. Raises RefusalError for an unknown item."""
+        """The request with the parts that it refers to in its messages.
+
+        Raises RefusalError for an unknown item, and for one that is named twice, as OpenAI does: so the messages don't outgrow what is
+        stored.
+        """
         if not request.references:
             return request
         messages = list(request.messages)
+        calls: defaultdict[int, dict[str, ToolCall]] = defaultdict(dict)
+        seen: set[tuple[str | None, str | int]] = set()
         for reference in request.references:
-            messages[reference.position] = _with_part(messages[reference.position], reference, self._answer(reference))
+            answer, at = self._answer(reference), reference.position
+            if (item := (reference.call_id, reference.part)) in seen:
+                words = (
+                    f"{reference.field}: Duplicate item found with id '{reference.item_id[:200]}'. Send each item once."
+                )
+                raise RefusalError(Refusal.INVALID, words, field=reference.field)
+            seen.add(item)
+            if reference.part == "content":
+                messages[at] = msgspec.structs.replace(messages[at], content=answer.content)
+            elif reference.part == "reasoning":
+                messages[at] = msgspec.structs.replace(messages[at], reasoning=answer.reasoning)
+            else:
+                calls[at][reference.item_id] = answer.tool_calls[reference.part]
+        for at, found in calls.items():
+            whole = [found.get(call.id, call) for call in messages[at].tool_calls]
+            messages[at] = msgspec.structs.replace(messages[at], tool_calls=whole)
         return msgspec.structs.replace(request, messages=messages, references=[])
 
     def continued(self, request: ChatRequest) -> ChatRequest:
@@ -112,13 +134,3 @@ def _has(answer: Message, reference: ItemReference) -> bool:
     if isinstance(reference.part, int):
         return reference.part < len(answer.tool_calls)
     return reference.part == "content" or bool(answer.reasoning)
-
-
-def _with_part(message: Message, reference: ItemReference, answer: Message) -> Message:
-    if reference.part == "content":
-        return msgspec.structs.replace(message, content=answer.content)
-    if reference.part == "reasoning":
-        return msgspec.structs.replace(message, reasoning=answer.reasoning)
-    found = answer.tool_calls[reference.part]
-    calls = [found if call.id == reference.item_id else call for call in message.tool_calls]
-    return msgspec.structs.replace(message, tool_calls=calls)

@@ -231,6 +231,22 @@ def test_a_main_chain_runs_through_a_compaction_that_was_asked_for_again() -> No
     assert rewarded(log, PrefixMerging, "main_chain") == wanted
 
 
+def test_a_main_chain_runs_through_a_compaction_that_is_a_root_of_its_own() -> None:
+    """As of CLIs whose compaction has another system prompt."""
+    log = Log()
+    thread = {"thread": "m"}
+    log.call("a", "sys hi", "hello", lineage=thread)
+    log.call("b", "sys hi hello more", "work", lineage=thread)
+    log.call("sum", "summarise hi hello more work", "all well", lineage=thread, kind="compaction")
+    log.call("c", "sys all well", "going on", lineage=thread)
+    log.call("d", "sys all well going on last", "done", lineage=thread)
+    assert sorted(rewarded(log, PrefixMerging, "main_chain")) == [
+        "summarise hi hello more work [all well]",
+        "sys all well [going on] last [done]",
+        "sys hi [hello] more [work]",
+    ]
+
+
 def test_a_main_chain_begins_where_a_thread_cleared_its_history() -> None:
     log = Log()
     main = {"thread": "m"}

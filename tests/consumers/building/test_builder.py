@@ -201,6 +201,14 @@ async def test_the_reward_of_a_close_needs_an_answered_call_unless_it_is_forced(
     assert ("no call was answered" in (made.reward_reason or "")) is needs_call
 
 
+async def test_an_answer_that_nobody_received_keeps_no_reward() -> None:
+    record = replace(build("t.0", "a"), reward=1.0, reward_needs_call=True)
+    unreceived = Disowned("one", "t.0", "a", "unacknowledged")
+    (session,) = folded([Open("t.0", 1, "a"), call("t.0", "a", "one"), unreceived, record]).due()
+    made = await outcome(session, Settings(), 0)
+    assert (made.status, made.reward) == (Status.COMPLETED, None)
+
+
 async def test_the_reward_of_a_close_stays_with_an_answered_call() -> None:
     record = replace(build("t.0", "a"), reward=1.0, reward_needs_call=True)
     (session,) = folded([Open("t.0", 1, "a"), call("t.0", "a", "one"), record]).due()

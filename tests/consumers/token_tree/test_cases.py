@@ -206,6 +206,16 @@ the first root of a thread after its compaction goes on from it; a shared prefix
     = sys new [well]
     tokens 19, trained 7, masked side_call 1, drift clean 1
 
+a compaction that work doesn't go on from is over when other work follows, so a later cleared history is a root
+    a: {thread=m} sys hi > hello -> root
+    sum: {thread=m kind=compaction} sys hi hello sum up > short -> after a
+    b: {thread=m} sys hi hello there > well -> fork after a
+    c: {thread=m} sys anew > fresh -> root
+    = sys hi [hello] sum up [short] (compaction)
+    = sys hi hello there [well]
+    = sys anew [fresh]
+    tokens 10, trained 4, drift clean 2
+
 a root of a thread without a compaction is a root, whatever the thread did before
     a: {thread=m} sys hi > hello -> root
     b: {thread=m} sys anew > well -> root

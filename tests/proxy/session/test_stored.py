@@ -184,6 +184,26 @@ def test_an_item_that_is_not_stored_is_named_with_the_way_out(item_id: str) -> N
     assert f"Item with id '{item_id[:200]}' not found." in refused.value.message
 
 
+@pytest.mark.parametrize("again", [f"msg_{HEXED}", f"rs_{HEXED}", f"fc_{HEXED}_1", f"ctc_{HEXED}_1", f"fc_{HEXED}_01"])
+def test_an_item_that_is_named_twice_is_refused_so_a_short_request_does_not_become_a_long_one(again: str) -> None:
+    kept = StoredCalls()
+    keep(kept, f"resp_{HEXED}", ChatRequest([user("hi")], store=True), WHOLE)
+    items = [{"role": "user", "content": "hi"}, *map(reference, [*ITEMS, again])]
+    with pytest.raises(RefusalError, match="Duplicate item found with id") as refused:
+        kept.resolved(items_request(*items))
+    assert (refused.value.refusal, refused.value.field) == (Refusal.INVALID, "input[5].id")
+
+
+def test_references_to_an_answer_of_many_calls_are_resolved_fast() -> None:
+    kept = StoredCalls()
+    many = [ToolCall(f"c{at}", FunctionCall("f", "{}")) for at in range(5_000)]
+    keep(kept, f"resp_{HEXED}", ChatRequest([user("hi")], store=True), Message("assistant", tool_calls=many))
+    request = items_request({"role": "user", "content": "hi"}, *(reference(f"fc_{HEXED}_{at}") for at in range(5_000)))
+    began = time.process_time()
+    assert kept.resolved(request).messages[1].tool_calls == many
+    assert time.process_time() - began < 1
+
+
 def test_reasoning_that_was_never_said_is_no_item() -> None:
     kept = StoredCalls()
     keep(kept, f"resp_{HEXED}", ChatRequest([user("hi")], store=True), said("Hi."))
