@@ -33,6 +33,8 @@ QUIET = {
 SERVER_MS = 60_000
 """Limit for an answer of an MCP server. By default it has 5 s to start, and without it the run goes on."""
 LOCK = {"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}
+ONLY_OURS = '{{"model": "polar/{model}", "small_model": "polar/{model}", "enabled_providers": ["polar"]}}'
+"""For a person's opencode, which also reads the person's own settings; these come last."""
 BASE_PATHS = {"google": "/v1beta"}
 """The end of each provider's base URL, if it isn't `/v1`."""
 
@@ -60,7 +62,8 @@ class OpenCode(CliHarness[Settings]):
         install="npm install -g opencode-ai",
         env={
             "OPENCODE_CONFIG_DIR": "{home}/.config/opencode",
-            "OPENCODE_CONFIG_CONTENT": '{{"model": "polar/{model}"}}',
+            "OPENCODE_CONFIG_CONTENT": ONLY_OURS,
+            "OPENCODE_AUTH_CONTENT": "{{}}",
         },
     )
     cli = NpmCli(

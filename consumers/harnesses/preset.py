@@ -125,6 +125,10 @@ class SettingsFile(Part):
     def _has_names(self) -> Self:
         if self.format == "toml" and isinstance(self.content, list):
             raise ValueError("content must be a table, since a TOML file is one")
+        if self.format == "env" and not (
+            isinstance(self.content, dict) and all(isinstance(value, str) for value in self.content.values())
+        ):
+            raise ValueError("content must be a table of texts, since a file of variables is one")
         return self
 
     @field_validator("content")

@@ -1,4 +1,4 @@
-"""The bytes of a CLI's settings file, as JSON or TOML."""
+"""The bytes of a CLI's settings file, as JSON, TOML or lines of variables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Format = Literal["json", "toml"]
+Format = Literal["json", "toml", "env"]
 
 
 def encoded(content: Mapping[str, Any] | list[Any], form: Format) -> bytes:
-    """`content`: texts, numbers, booleans, lists, and mappings of such with text as keys. As TOML: a mapping."""
+    """`content`: texts, numbers, booleans, lists, and mappings of such with text as keys. As TOML: a mapping. As env: a mapping to texts."""
     if form == "json":
         return json.dumps(content).encode()
     assert isinstance(content, Mapping), "checked"
+    if form == "env":  # a .env file, whose double quotes have the escapes of TOML's
+        return "".join(f"{name}={toml_text(value)}\n" for name, value in content.items()).encode()
     return "".join(f"{toml_text(key)} = {_toml(value)}\n" for key, value in content.items()).encode()
 
 

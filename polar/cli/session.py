@@ -97,7 +97,7 @@ def open_(
     if client is not None:
         try:
             setup = session_client.set_up(found, session, client, model)
-        except NotReadyError:
+        except BaseException:  # also Ctrl-C
             _close(found, session.session_id)
             raise
     expires_at = _time(session)
@@ -108,7 +108,7 @@ def open_(
         for name, value in setup.variables(session).items():
             typer.echo(f"export {name}={shlex.quote(value)}")
         if setup.arguments:
-            typer.echo(f"# start {client} with: {shlex.join(setup.arguments)}")
+            note(f"start {client} with these arguments: {shlex.join(setup.arguments)}")
     note(f"{session.session_id} is open until {expires_at}; `polar session close {session.session_id}` ends it")
 
 
@@ -141,17 +141,21 @@ def run_(
     try:
         with foreground.guarded():
             session = _opened(found, task, samples, ttl, mode, run, label)
-            note(f"{session.session_id} is open until {_time(session)}")
             try:
+                note(f"{session.session_id} is open until {_time(session)}")
                 setup = session_client.set_up(found, session, client, model)
-                code = foreground.run([command[0], *setup.arguments, *command[1:]], setup.variables(session))
+                code = foreground.run([command[0], *setup.arguments, *command[1:]], setup.environment())
             except OSError as error:
                 raise ended(f"{command[0]} can't be started: {error.strerror}", Exit.NOT_READY) from None
             finally:
+                foreground.finish()
                 _close(found, session.session_id)
     except Interrupted as interrupted:
         raise typer.Exit(interrupted.exit_code) from None
-    asyncio.run(_note_result(found, session.session_id))
+    try:
+        asyncio.run(_note_result(found, session.session_id))
+    except KeyboardInterrupt:
+        note(f"not waiting for the trajectory of {session.session_id}: interrupted")
     raise typer.Exit(code)
 
 
@@ -201,17 +205,23 @@ async def _print_result(found: Settings, session_id: str, reward: float | None, 
             Exit.FAILED,
         )
     say(f"{_result(row)} (polar show {session_id})")
-    _warn_of_no_calls(row, None if has_ended else reward)
+    _warn_of_no_answers(row, None if has_ended else reward)
     if has_ended and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
         raise ended(f"{session_id} had ended already: the reward {reward:g} came too late", Exit.FAILED)
     if has_ended:
         note(f"{session_id} had ended already")
 
 
-def _warn_of_no_calls(row: SessionState, reward: float | None = None) -> None:
+def _warn_of_no_answers(row: SessionState, reward: float | None = None) -> None:
+    """The row has the number of its calls and of trainable tokens, but not how many calls were answered."""
     if row.calls == 0:
         note(
             f"{row.session_id} has no calls: none came with its key, or all were refused; see `polar session open --for`"
+        )
+    elif row.trainable_tokens == 0:
+        note(
+            f"{row.session_id} has no trainable tokens: its calls failed, or their answers can't be trained;"
+            f" see `polar show {row.session_id}`"
         )
     if reward is not None and row.status is Status.COMPLETED and row.reward is None:
         note(f"the reward {reward:g} doesn't count, since no call was answered; `--force` gives it to such a session")
@@ -230,7 +240,7 @@ async def _note_result(found: Settings, session_id: str) -> None:
         note(f"the trajectory of {session_id} isn't written yet: see `polar status {session_id}`")
         return
     note(f"{_result(row)} (polar show {session_id})")
-    _warn_of_no_calls(row)
+    _warn_of_no_answers(row)
 
 
 def _close(found: Settings, session_id: str) -> None:
@@ -240,7 +250,7 @@ def _close(found: Settings, session_id: str) -> None:
     try:
         close_session(found, session_id)
     except SessionRefusedError as refused:
-        note(str(refused))
+        note(f"{session_id} had ended before its client did" if refused.code == "ended" else str(refused))
     except NotReadyError as error:
         note(f"{session_id} isn't closed, and ends at its TTL: {error}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from dataclasses import dataclass
 
@@ -30,6 +31,10 @@ class ClientSetup:
         """All variables, with the session's name."""
         names = {"POLAR_SESSION_ID": session.session_id, "POLAR_TASK_ID": task_id_of(session.session_id)}
         return names | self.env
+
+    def environment(self) -> dict[str, str]:
+        """Our own environment with these variables, for a program that has nothing to do with Polar: it can't close its session."""
+        return {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")} | self.env
 
 
 def check(client: str) -> None:

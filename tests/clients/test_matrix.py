@@ -58,6 +58,9 @@ def test_a_client_works_with_what_a_session_sets_for_it(trial: Trial, up: Up, tm
     workspace.mkdir()
     home.mkdir()
     (workspace / "a.txt").write_text("this is wrong\n")
+    for path, text in trial.settings.items():
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        (home / path).write_text(text)
     env = environment() | {"HOME": str(home), "PATH": on_path(tmp_path / "bin", trial.name, installed)}
     if installed.modules is not None:
         (workspace / "node_modules").symlink_to(installed.modules)

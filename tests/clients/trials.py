@@ -17,6 +17,8 @@ from tests.consumers.harnesses.specimens import PRESETS, Turn, call
 
 Install = Callable[[], Installed]
 PROGRAMS = Path(__file__).with_name("programs")
+ELSEWHERE = "http://127.0.0.1:9/v1"
+"""Nobody listens there."""
 LOOK, MEND = "cat a.txt", "printf 'this is right\\n' >a.txt"
 ALONE: list[Turn] = [
     {"text": "I look first.", "calls": [call("bash", command=LOOK)]},
@@ -57,6 +59,8 @@ class Trial:
     """What the client's first message says, if it isn't the instruction."""
     examples: int = 0
     """Answers that the client's prompt shows before the work."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """A person's own settings, by their paths below the home, which must not count."""
     repeated: int = 0
     """How often the last turn stands in the script once more, where the client writes answers of its own into the conversation."""
 
@@ -113,7 +117,13 @@ TRIALS = [
         *("mini_swe_agent", "openai_chat", "--yolo", "--exit-immediately", "--task"),
         install=_mini_swe_agent,
     ),
-    _preset("opencode", "openai_chat", "run"),
+    replace(
+        _preset("opencode", "openai_chat", "run"),
+        settings={
+            ".config/opencode/opencode.json": '{"model": "elsewhere/m", "small_model": "elsewhere/m"}',
+            ".local/share/opencode/auth.json": '{"anthropic": {"type": "api", "key": "elsewhere"}}',
+        },
+    ),
     _preset("pi", "openai_chat", "--print"),
     replace(
         _preset("qwen_code", "openai_chat", "--yolo", "--prompt"),
@@ -127,6 +137,10 @@ TRIALS = [
             *("--yes-always", "--no-git", "--edit-format", "whole", "--auto-test", "--test-cmd", "grep right a.txt"),
             *("--message", instruction("aider"), "a.txt"),
         ],
+        settings={
+            ".env": f"OPENAI_API_BASE={ELSEWHERE}\nOPENAI_API_KEY=elsewhere\nAIDER_MODEL=openai/elsewhere\n",
+            ".aider.conf.yml": f"openai-api-base: {ELSEWHERE}\nopenai-api-key: elsewhere\nweak-model: openai/elsewhere\n",
+        },
         match="Change the greeting to be more casual",
         examples=3,
         repeated=3,

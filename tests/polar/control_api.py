@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.serving import Requests, serving
+from tests.serving import Requests, serving_by_path
 from topics.environment.settings import Settings
 
 OPENED = {"session_id": "t.0", "key": "sk", "expires_at": "2026-11-21T17:50:15Z", "env": {"OPENAI_API_KEY": "sk"}}
 
 
 class Api:
-    """The answer to every request, and the requests so far."""
+    """The answer to every request, or to all but a close, and the requests so far."""
 
     answer: tuple[int, object] = (201, b"")
+    closing: tuple[int, object] | None = None
     asked: Requests
 
 
@@ -23,7 +24,8 @@ class Api:
 def played(folder: Path) -> Iterator[Settings]:
     """The settings that lead to it."""
     (folder / "token").write_text("secret\n")
-    with serving(lambda _: Api.answer) as (url, Api.asked):
+    Api.closing = None
+    with serving_by_path(lambda path, _: (path.endswith("/close") and Api.closing) or Api.answer) as (url, Api.asked):
         yield Settings(data=folder, control_url=f"{url}/", control_token_file=folder / "token")
 
 

@@ -21,7 +21,20 @@ from topics.types.errors import InputError
 
 MODEL = ModelAccess("http://127.0.0.1:4000", "sk-polar-not-a-real-key", "some/model:free")
 PRESETS = ["claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode", "pi", "qwen_code"]
-PARSERS: dict[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads, ".yaml": yaml.safe_load}
+
+
+def variables(text: str) -> dict[str, str]:
+    """Of a .env file, whose values look like JSON's texts here."""
+    lines = (line.partition("=") for line in text.splitlines())
+    return {name: json.loads(value) for name, _, value in lines}
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    ".json": json.loads,
+    ".toml": tomllib.loads,
+    ".yaml": yaml.safe_load,
+    ".env": variables,
+}
 
 
 def files(folder: Path) -> list[Path]:
@@ -47,7 +60,7 @@ async def test_a_clients_files_parse_and_only_their_owner_can_read_them(name: st
     folder = tmp_path / "clients" / "t.0"
     written = await write_settings(name, MODEL, folder)
     for path in files(folder):
-        PARSERS[path.suffix](path.read_text())
+        PARSERS[path.suffix or path.name](path.read_text())
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     if files(folder):
@@ -58,6 +71,24 @@ async def test_an_sdk_that_runs_a_preset_has_the_presets_settings(tmp_path: Path
     assert await write_settings("claude-agent-sdk", MODEL, tmp_path) == await write_settings(
         "claude_code", MODEL, tmp_path
     )
+
+
+async def test_the_settings_that_aider_reads_last_are_the_sessions(tmp_path: Path) -> None:
+    """Each variable that a file of the person's could set otherwise, and the option of the same name."""
+    written = await write_settings("aider", MODEL, tmp_path)
+    last = variables(Path(written.env["AIDER_ENV_FILE"]).read_text())
+    for prefix in ("", "AIDER_"):
+        assert last[f"{prefix}OPENAI_API_BASE"] == f"{MODEL.proxy_url}/v1"
+        assert last[f"{prefix}OPENAI_API_KEY"] == MODEL.key
+    assert {last[f"AIDER_{kind}MODEL"] for kind in ("", "WEAK_", "EDITOR_")} == {f"openai/{MODEL.model_name}"}
+
+
+async def test_opencode_has_no_provider_but_ours(tmp_path: Path) -> None:
+    written = await write_settings("opencode", MODEL, tmp_path)
+    last = json.loads(written.env["OPENCODE_CONFIG_CONTENT"])
+    assert last["enabled_providers"] == ["polar"]
+    assert last["model"] == last["small_model"] == f"polar/{MODEL.model_name}"
+    assert json.loads(written.env["OPENCODE_AUTH_CONTENT"]) == {}, "the person's credentials"
 
 
 def test_an_unknown_client_names_the_known_ones() -> None:
@@ -94,6 +125,10 @@ client = {program = "mine", install = "make mine", env = {MINE_HOME = "{home}", 
         (
             "install = 'a'\nfiles = [{path = 'a', format = 'toml', content = ['a']}]",
             "files.0: content must be a table, since a TOML file is one",
+        ),
+        (
+            "install = 'a'\nfiles = [{path = 'a', format = 'env', content = {A = 1}}]",
+            "files.0: content must be a table of texts, since a file of variables is one",
         ),
     ],
 )

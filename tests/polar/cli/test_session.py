@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from polar.cli.session import seconds
+from polar.cli.session import _warn_of_no_answers, seconds
 from tests.polar.cli.commands import polar
 from tests.polar.control_api import OPENED, Api, answer, played
 from topics.types.errors import InputError
+from topics.types.session import Phase, SessionState, Status
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,24 @@ def test_an_open_session_is_variables_for_a_shell(data: str) -> None:
     variables = {"POLAR_SESSION_ID": "t.0", "POLAR_TASK_ID": "t", "OPENAI_API_KEY": "sk"}
     assert stdout.splitlines() == [f"export {name}={value}" for name, value in variables.items()]
     assert "t.0 is open until 2026-11-21T17:50:15Z; `polar session close t.0` ends it" in stderr
+
+
+@pytest.mark.parametrize(
+    ("calls", "trainable_tokens", "reward", "words"),
+    [
+        (0, 0, None, ["t.0 has no calls"]),
+        (3, 0, None, ["t.0 has no trainable tokens: its calls failed, or"]),
+        (3, 0, 1.0, ["t.0 has no trainable tokens: its calls failed, or", "the reward 1 doesn't count"]),
+        (3, 7, None, []),
+    ],
+)
+def test_a_session_without_answers_is_reported(
+    calls: int, trainable_tokens: int, reward: float | None, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = SessionState(
+        "t.0", "t", 0, Phase.ENDED, 0, status=Status.COMPLETED, calls=calls, trainable_tokens=trainable_tokens
+    )
+    _warn_of_no_answers(row, reward)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(words)
+    assert all(line.startswith(f"polar: {start}") for line, start in zip(lines, words, strict=True))

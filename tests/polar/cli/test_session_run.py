@@ -35,7 +35,7 @@ request = urllib.request.Request(
     {"Authorization": "Bearer " + os.environ[provider["env_key"]]},
 )
 urllib.request.urlopen(request).close()
-print(Path.cwd().name, *sys.argv[2:], flush=True)
+print(Path.cwd().name, *sys.argv[2:], *(name for name in os.environ if name.startswith("POLAR_")), flush=True)
 match sys.argv[1]:
     case "wait":
         time.sleep(60)
@@ -161,6 +161,13 @@ def test_a_client_that_is_not_installed_says_how_and_opens_nothing(env: dict[str
     assert (ended.returncode, ended.stderr, Api.asked) == (3, words, [])
 
 
+def test_a_session_that_ended_before_its_client_is_reported(env: dict[str, str], tmp_path: Path) -> None:
+    Api.closing = 409, {"error": {"code": "ended", "field": "session_id", "message": "t.0 has ended already"}}
+    ended = run(env, tmp_path, "0")
+    assert ended.returncode == 0
+    assert "polar: t.0 had ended before its client did\n" in ended.stderr
+
+
 @pytest.fixture
 def here(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in env.items():
@@ -178,13 +185,14 @@ def test_what_can_not_be_run_opens_nothing(here: None) -> None:
 
 
 def test_what_open_prints_for_a_client_is_for_a_shell(here: None, tmp_path: Path) -> None:
-    code, stdout, _ = polar("session", "open", "--for", "pi", "--model", "m")
+    code, stdout, stderr = polar("session", "open", "--for", "pi", "--model", "m")
     assert code == 0
     shown = subprocess.run(["sh", "-c", stdout + "env"], capture_output=True, text=True, check=True, env={}).stdout
     folder = tmp_path / "data" / "clients" / "t.0"
     for line in (f"PI_CODING_AGENT_DIR={folder}/.pi/agent", "OPENAI_API_KEY=sk", "POLAR_SESSION_ID=t.0"):
         assert line in shown.splitlines()
-    assert stdout.splitlines()[-1] == "# start pi with: --provider polar --model m"
+    assert all(line.startswith("export ") for line in stdout.splitlines())
+    assert "polar: start pi with these arguments: --provider polar --model m\n" in stderr
     assert json.loads((folder / ".pi/agent/models.json").read_text())["providers"]["polar"]["models"][0]["id"] == "m"
 
 
@@ -203,3 +211,9 @@ def test_settings_that_can_not_be_written_close_the_session(here: None, tmp_path
         code, _, stderr = polar("session", *arguments)
         assert (code, "the settings of codex can't be written" in stderr) == (3, True), stderr
         assert [path for path, _, _ in Api.asked] == [PATHS[0], PATHS[2]]
+
+
+def test_settings_that_fail_in_a_way_we_do_not_know_close_the_session(here: None) -> None:
+    with pytest.raises(AssertionError, match="surrogates"):  # the command's own error
+        polar("session", "open", "--for", "codex", "--model", "\udcff")
+    assert [path for path, _, _ in Api.asked] == [PATHS[0], PATHS[2]]
