@@ -10,7 +10,7 @@ Format = Literal["json", "toml", "env"]
 
 
 def encoded(content: Mapping[str, Any] | list[Any], form: Format) -> bytes:
-    """`content`: texts, numbers, booleans, lists, and mappings of such with text as keys. As TOML: a mapping. As env: a mapping to texts."""
+    """`content`: texts, numbers, booleans, lists, and mappings of such with text as keys. As TOML: a mapping. As env: one of texts."""
     if form == "json":
         return json.dumps(content).encode()
     assert isinstance(content, Mapping), "checked"
