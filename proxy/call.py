@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from proxy.blob_writer import Batch
 from proxy.capture import ACK_S, CallSpec, Capture
 from proxy.chat import Answer
 from proxy.engines.pool import Engines
@@ -140,10 +141,11 @@ class Pipeline:
 
     async def _stored(self, spec: CallSpec, answer: Answer) -> tuple[Answer, list[Medium]]:
         """The answer and the media of its prompt, with references to what was stored of both."""
-        media = self._media.of(spec.request, spec.transcript, spec.claim.history, answer)
+        batch = Batch()
+        media = self._media.of(spec.request, spec.transcript, spec.claim.history, answer, batch)
         if self._replay is None:
             return answer, await media
-        return await asyncio.gather(self._replay.stored(spec.call_id, answer), media)
+        return await asyncio.gather(self._replay.stored(spec.call_id, answer, batch), media)
 
     async def _wait_for_fleet(self, call: CallTask, until: float) -> bool:
         """Returns when the fleet runs: whether it was paused."""

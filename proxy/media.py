@@ -20,7 +20,7 @@ from hashlib import sha256
 
 from msgspec.structs import replace
 
-from proxy.blob_writer import BlobWriter, UnstoredError
+from proxy.blob_writer import Batch, BlobWriter, UnstoredError
 from proxy.chat import Answer, ChatRequest, MediaPart
 from proxy.metrics import ProxyMetrics
 from proxy.session.history import CallHistory, Transcript
@@ -42,7 +42,7 @@ class PromptMedia:
         """By identity of the part, which the task keeps alive. The choices of a request share their parts."""
 
     async def of(
-        self, request: ChatRequest, transcript: Transcript, history: CallHistory, answer: Answer
+        self, request: ChatRequest, transcript: Transcript, history: CallHistory, answer: Answer, batch: Batch
     ) -> list[Medium]:
         """The media of the prompt of an answer, in order, with their places."""
         if not request.has_media:
@@ -51,9 +51,8 @@ class PromptMedia:
         base, shared = history.base_of(transcript)
         before = history.media(base)
         inherited = before[: sum(at < shared for at, _ in parts)]
-        until = self._writer.deadline()
-        again = [self._kept(medium, part, until) for medium, (_, part) in zip(inherited, parts, strict=False)]
-        first = [self._recorded(part, until) for _, part in parts[len(inherited) :]]
+        again = [self._kept(medium, part, batch) for medium, (_, part) in zip(inherited, parts, strict=False)]
+        first = [self._recorded(part, batch) for _, part in parts[len(inherited) :]]
         media = await asyncio.gather(*again, *first)
         if answer.media_positions is not None and len(answer.media_positions) == len(parts):
             return [_placed(medium, at) for medium, at in zip(media, answer.media_positions, strict=True)]
@@ -64,27 +63,27 @@ class PromptMedia:
         new = media[len(inherited) :]
         return [*media[: len(inherited)], *(_placed(medium, min(bound, len(prompt) - 1)) for medium in new)]
 
-    async def _kept(self, medium: Medium, part: MediaPart, until: float) -> Medium:
+    async def _kept(self, medium: Medium, part: MediaPart, batch: Batch) -> Medium:
         """An earlier call's medium, stored now if it wasn't."""
         if medium.blob is not None or medium.unproven or not self._writer.has_store:
             return medium
-        stored = await self._recorded(part, until)
+        stored = await self._recorded(part, batch)
         return medium if stored.blob is None else replace(medium, blob=stored.blob)
 
-    async def _recorded(self, part: MediaPart, until: float) -> Medium:
+    async def _recorded(self, part: MediaPart, batch: Batch) -> Medium:
         task = self._under_way.get(id(part))
         if task is None:
-            task = self._under_way[id(part)] = asyncio.create_task(self._stored(part, until), name="store medium")
+            task = self._under_way[id(part)] = asyncio.create_task(self._stored(part, batch), name="store medium")
             task.add_done_callback(lambda _: self._under_way.pop(id(part)))
         # If one choice is cancelled, another may wait for it.
         return await asyncio.shield(task)
 
-    async def _stored(self, part: MediaPart, until: float) -> Medium:
+    async def _stored(self, part: MediaPart, batch: Batch) -> Medium:
         medium, data = await self._writer.computed(partial(_digested, part))
         if data is None:
             return medium
         try:
-            return replace(medium, blob=await self._writer.put(len(data), lambda: data, until))
+            return replace(medium, blob=await self._writer.put(len(data), lambda: data, batch))
         except UnstoredError as error:
             self._metrics.media_unstored.labels(error.reason).inc()
             return medium

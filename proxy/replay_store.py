@@ -10,7 +10,7 @@ import asyncio
 import structlog
 from msgspec.structs import replace
 
-from proxy.blob_writer import BlobWriter, UnstoredError
+from proxy.blob_writer import Batch, BlobWriter, UnstoredError
 from proxy.chat import Answer, ReplayValue
 from proxy.metrics import ProxyMetrics
 from topics.types.replay import ReplayError
@@ -25,10 +25,9 @@ class ReplayStore:
         self._writer = writer
         self._metrics = metrics
 
-    async def stored(self, call_id: str, answer: Answer) -> Answer:
+    async def stored(self, call_id: str, answer: Answer, batch: Batch) -> Answer:
         """The answer with references to what it brought, or the reasons why there are none. Raises nothing of its own."""
-        until = self._writer.deadline()
-        refs = await asyncio.gather(*(self._ref(call_id, value, until) for value in answer.replay))
+        refs = await asyncio.gather(*(self._ref(call_id, value, batch) for value in answer.replay))
         lost = answer.uncaptured | {
             value.field: reason for value, (ref, reason) in zip(answer.replay, refs, strict=True) if ref is None
         }
@@ -37,10 +36,10 @@ class ReplayStore:
         stored = {value.field: ref for value, (ref, _) in zip(answer.replay, refs, strict=True) if ref is not None}
         return replace(answer, replay=(), stored=stored, uncaptured=lost)
 
-    async def _ref(self, call_id: str, value: ReplayValue, until: float) -> tuple[str | None, str]:
+    async def _ref(self, call_id: str, value: ReplayValue, batch: Batch) -> tuple[str | None, str]:
         """The reference, or the reason for having none."""
         try:
-            return await self._writer.put(value.size, value.encode, until), ""
+            return await self._writer.put(value.size, value.encode, batch), ""
         except UnstoredError as error:
             return None, error.reason
         except ReplayError as error:

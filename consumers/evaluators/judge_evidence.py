@@ -18,7 +18,7 @@ ARTIFACTS = {"patch": "patch", "output": "agent_log", "transcript": "agent_trans
 """The run's artifacts that a judge may see, by the setting's word."""
 TITLES = {
     "instruction": "the task that the agent was given",
-    "patch": "the changes that the agent made, as a patch",
+    "patch": "the changes that the agent made, as a patch without new files of tools, such as virtual environments and caches",
     "output": "what the agent's program printed",
     "transcript": "the agent's own record of its work",
 }

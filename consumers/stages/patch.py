@@ -6,8 +6,9 @@ written to the task's repository; after the run only the work tree's files are r
 and its git configuration, attributes and hooks start no program here.
 
 The patch leaves out what `.gitignore` excludes, untracked files that tools make (caches, virtual environments, installed packages,
-compiled code; the list is in `patch_record.sh`), files over 16 MiB, and changes inside nested repositories (their commit is shown). If a
-patch is too large, or a binary file in it would carry a session's key, it holds text alone and is cut at the limit.
+compiled code; the list is in `patch_record.sh`), files over 16 MiB, and changes inside nested repositories (their commit is shown). What
+was tracked before the run is never left out; a file that the agent commits is untracked in this sense. If a patch is too large, or a
+binary file in it would carry a session's key, it holds text alone and is cut at the limit.
 
 A patch never fails a session: each step has a deadline of its own, and an error becomes a log line. If what the run left can be why there
 is no patch, a note stands in its place: a judge must not take it for a run without changes, and the agent must not get out of a bad

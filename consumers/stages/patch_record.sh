@@ -18,12 +18,27 @@ node_modules/
 .gradle/
 *.class
 *.o'
+marked() {  # folders that say of themselves that they are a virtual environment or a cache, as Cargo's `target` does
+    local mark first
+    find . \( -name .git -o -name node_modules \) -prune -o -type f \( -name pyvenv.cfg -o -name CACHEDIR.TAG \) ! -path $'*\n*' -print |
+        while IFS= read -r mark; do
+            if [ "${mark##*/}" = CACHEDIR.TAG ]; then
+                # The first bytes of the file by https://bford.info/cachedir/
+                { IFS= read -r -n 43 first <"$mark"; } 2>/dev/null || continue  # it ended before, or can't be read
+                [ "$first" = 'Signature: 8a477f597d28d172789f06886806bc55' ] || continue
+            fi
+            printf '%s\n' "${mark%/*}"
+        done
+}
 left_out() {  # writes $STORE/info/exclude; what the task says in its own file, or in a .gitignore, counts more
+    # All folders that hold files of the index, which is the one from before the run: there no mark hides what the run adds.
+    {
+        echo .
+        git ls-files -z | tr '\0' '\n' | sed 's|^|./|; s|/[^/]*$||' | uniq | sed -n -e ':up' -e 'p; s|/[^/]*$||; t up'
+    } >"$STORE/info/folders"
     {
         printf '%s\n' "$MADE"
-        # Folders that say of themselves that they are a virtual environment or a cache, as Cargo's `target` does.
-        find . \( -name .git -o -name node_modules \) -prune -o \( -name pyvenv.cfg -o -name CACHEDIR.TAG \) ! -path $'*\n*' -print |
-            sed -n 's|[][*?\\!# ]|\\&|g; s|^\./\(.*/\)[^/]*$|/\1|p'
+        marked | grep -vxFf "$STORE/info/folders" | sed 's|[][*?\\!# ]|\\&|g; s|^\.||; s|$|/|'
         cat "$STORE/info/task"
     } >"$STORE/info/exclude"
 }

@@ -22,7 +22,7 @@ from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from consumers.token_tree.branches import PlacedCall
 from consumers.token_tree.placement import place_calls
-from proxy.blob_writer import BlobWriter
+from proxy.blob_writer import Batch, BlobWriter
 from proxy.capture import CallSpec, answered_record
 from proxy.chat import Answer, AudioPart, AudioUrl, ChatRequest, ImagePart, ImageUrl, Message, TextPart, Usage
 from proxy.media import PromptMedia
@@ -107,7 +107,7 @@ class Session:
         )  # fmt: skip
         request, spelled = ChatRequest(messages), transcript(Spelled(messages), [])
         spec = CallSpec(f"c{len(self.log)}", self.claim, "openai_chat", "default", request, spelled, len(self.log))
-        media = await self.media.of(request, spelled, self.claim.history, answer)
+        media = await self.media.of(request, spelled, self.claim.history, answer, Batch())
         self.log.append(answered_record(spec, answer, media))
         self.claim.add(LoggedCall(self.log[-1], messages, spelled, message), answer.prompt_ids, media)
         return self.log[-1]
@@ -260,7 +260,11 @@ def recorded_again(session: Session, messages: list[Message], text: str, header:
         Message("assistant", text), "stop", Usage(1, 1), pack_ids(prompt.ids), b"", b"", "m", media_positions=positions
     )
     spelled = transcript(Spelled(messages), [])
-    return asyncio.run(session.media.of(ChatRequest(messages), spelled, session.claim.history, answer))
+
+    async def placed() -> list[Medium]:
+        return await session.media.of(ChatRequest(messages), spelled, session.claim.history, answer, Batch())
+
+    return asyncio.run(placed())
 
 
 async def test_two_calls_that_differ_in_an_image_alone_are_two_prompts_and_each_goes_on() -> None:

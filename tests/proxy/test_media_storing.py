@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy import blob_writer
-from proxy.blob_writer import BlobWriter
+from proxy.blob_writer import Batch, BlobWriter
 from proxy.call import CallTask, Pipeline
 from proxy.capture import CallSpec, Capture
 from proxy.chat import Answer, ChatRequest, ImagePart, ImageUrl, Message, Usage
@@ -76,6 +76,22 @@ async def test_a_store_that_hangs_costs_one_deadline_for_all_images_and_no_diges
     blobs.may_answer.set()
 
 
+async def test_once_the_store_answers_again_a_call_stores_all_its_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_writer, "STORE_S", 0.05)
+    monkeypatch.setattr(blob_writer, "PAUSE_S", 0.0)
+    blobs = HungBlobs(tmp_path)
+    session = Session(has_positions=True, media=kept_in(blobs))
+    first = await session.ask([user("x", RED)], "one")
+    monkeypatch.setattr(blob_writer, "STORE_S", 60.0)
+    monkeypatch.setattr(blob_writer, "PAUSE_S", 3600.0)
+    blobs.may_answer.set()
+    second = await session.ask([user("y", RED, BLUE, b"white")], "two")
+    assert [medium.blob for medium in first.media] == [None]
+    assert [blobs.get(medium.blob or "") for medium in second.media] == [RED, BLUE, b"white"]
+
+
 async def test_images_beyond_the_limit_on_memory_are_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +125,9 @@ async def test_the_choices_of_a_request_store_an_image_once_also_if_one_is_given
         ChatRequest(messages),
         transcript(Spelled(messages), []),
     )
-    choices = [asyncio.create_task(media.of(request, said, claim.history, answered(messages))) for _ in range(3)]
+    choices = [
+        asyncio.create_task(media.of(request, said, claim.history, answered(messages), Batch())) for _ in range(3)
+    ]
     await eventually(lambda: blobs.writes == 1)
     choices[0].cancel()
     blobs.may_answer.set()

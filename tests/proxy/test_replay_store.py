@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy import blob_writer
-from proxy.blob_writer import BlobWriter
+from proxy.blob_writer import Batch, BlobWriter
 from proxy.chat import Answer, Message, ReplayValue, Usage
 from proxy.metrics import ProxyMetrics
 from proxy.replay_store import ReplayStore
@@ -49,7 +49,7 @@ def value(data: bytes) -> ReplayValue:
 async def test_a_reference_is_of_what_is_in_the_store(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path)
     stored = await ReplayStore(BlobWriter(blobs), ProxyMetrics()).stored(
-        "c", answer(value(b"x"), lost={"sampling_mask": "missing"})
+        "c", answer(value(b"x"), lost={"sampling_mask": "missing"}), Batch()
     )
     assert blobs.get(stored.stored["routed_experts"]) == b"x"
     assert (stored.uncaptured, stored.replay) == ({"sampling_mask": "missing"}, ())
@@ -61,7 +61,7 @@ async def test_a_store_that_hangs_costs_a_call_its_deadline_and_the_value(
     monkeypatch.setattr(blob_writer, "STORE_S", 0.05)
     blobs, metrics = HungBlobs(tmp_path), ProxyMetrics()
     store = ReplayStore(BlobWriter(blobs), metrics)
-    stored = await store.stored("c", answer(value(b"x")))
+    stored = await store.stored("c", answer(value(b"x")), Batch())
     assert (stored.stored, stored.uncaptured) == ({}, {"routed_experts": "unstored"})
     assert b'polar_proxy_uncaptured_total{field="routed_experts",reason="unstored"} 1.0' in metrics.text()
     blobs.may_answer.set()
@@ -76,12 +76,12 @@ async def test_values_beyond_the_limit_on_memory_are_given_up_until_the_store_ha
     monkeypatch.setattr(blob_writer, "PENDING_BYTES", 5)
     blobs = HungBlobs(tmp_path)
     store = ReplayStore(writer := BlobWriter(blobs), ProxyMetrics())
-    first, second = [await store.stored("c", answer(value(data))) for data in (b"xxxx", b"yyyy")]
+    first, second = [await store.stored("c", answer(value(data)), Batch()) for data in (b"xxxx", b"yyyy")]
     assert (first.uncaptured, second.uncaptured) == ({"routed_experts": "unstored"}, {"routed_experts": "busy"})
     blobs.may_answer.set()
     await eventually(lambda: writer.pending_bytes == 0)
     monkeypatch.setattr(blob_writer, "STORE_S", 60.0)
-    assert (await store.stored("c", answer(value(b"zzzz")))).uncaptured == {}
+    assert (await store.stored("c", answer(value(b"zzzz")), Batch())).uncaptured == {}
 
 
 async def test_a_value_that_can_not_be_converted_is_left_out(tmp_path: Path) -> None:
@@ -89,6 +89,6 @@ async def test_a_value_that_can_not_be_converted_is_left_out(tmp_path: Path) -> 
         raise ReplayError("no array")
 
     stored = await ReplayStore(BlobWriter(FolderBlobs(tmp_path)), ProxyMetrics()).stored(
-        "c", answer(ReplayValue("sampling_mask", 1, encode))
+        "c", answer(ReplayValue("sampling_mask", 1, encode)), Batch()
     )
     assert stored.uncaptured == {"sampling_mask": "malformed"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-PER_CALL = frozenset({"retry", "window", "request"})
-"""Lineage keys that differ between calls of one thread: the call's try, how often its history was compacted, its kind of request."""
+PER_CALL = frozenset({"retry", "window", "request", "source"})
+"""Lineage keys that may differ between calls of one thread: the call's try, how often its history was compacted, its kind of request, and
+why the thread was begun, which Codex doesn't state in every request (what it begins for a title has a thread id of its own)."""
 
 Thread = frozenset[tuple[str, str]]
 

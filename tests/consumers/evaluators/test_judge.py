@@ -141,7 +141,7 @@ def test_a_number_is_worth_its_place_on_the_scale(answer: int, reward: float) ->
     system, user = (message["content"] for message in body["messages"])
     assert RUBRIC["rubric"] in system
     assert "Mend it." in user
-    assert "+ mended" in user
+    assert "a patch without new files of tools, such as virtual environments and caches ===\n+ mended" in user
     assert "what the agent's program printed: there is none" in user
 
 

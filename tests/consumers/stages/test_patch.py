@@ -141,10 +141,12 @@ def paths(made: bytes | None) -> list[str]:
     return [line.rpartition(" b/")[2] for line in (made or b"").decode().splitlines() if line.startswith("diff --git")]
 
 
-MADE_BY_TOOLS = """
+TAG = "Signature: 8a477f597d28d172789f06886806bc55"
+MADE_BY_TOOLS = f"""
 mkdir -p src/__pycache__ node_modules/left-pad x.egg-info .pytest_cache/v 'my env/lib' crate/target/debug 'a[b]!#*/env'
 touch src/__pycache__/a.cpython-311.pyc src/a.pyc a.o A.class node_modules/left-pad/index.js x.egg-info/PKG-INFO .pytest_cache/v/x .coverage
-touch 'my env/pyvenv.cfg' 'my env/lib/code.py' crate/target/CACHEDIR.TAG crate/target/debug/program 'a[b]!#*/env/pyvenv.cfg'
+touch 'my env/pyvenv.cfg' 'my env/lib/code.py' crate/target/debug/program 'a[b]!#*/env/pyvenv.cfg'
+printf '{TAG}\\n# made by a tool\\n' >crate/target/CACHEDIR.TAG
 """
 
 
@@ -162,12 +164,62 @@ async def test_a_patch_leaves_out_what_tools_make_and_nothing_that_an_agent_may_
 
 
 async def test_tracked_files_stay_in_the_patch_wherever_they_are(runtime: ProcessRuntime) -> None:
-    """A folder of the task's that looks like a tool's: what it tracks there counts, what the run adds doesn't."""
+    """A folder of the task's that looks like a tool's: what it tracks there counts, and what the run adds beside it unless its own name is
+    a tool's."""
     await does(runtime, "git init -q .; echo x >x" + MADE_BY_TOOLS + "git add --all --force . && git commit -qm found")
     before = await begun(runtime)
     changed = ("my env/lib/code.py", "node_modules/left-pad/index.js", "src/__pycache__/a.cpython-311.pyc")
-    await does(runtime, "\n".join(f"echo more >>'{path}'" for path in changed) + "\nrm a.o; touch 'my env/new.py'")
-    assert sorted(paths(await changes(runtime, before))) == sorted([*changed, "a.o"])
+    await does(
+        runtime,
+        "\n".join(f"echo more >>'{path}'" for path in changed) + "\nrm a.o; echo mine >'my env/new.py'; echo o >b.o",
+    )
+    assert sorted(paths(await changes(runtime, before))) == sorted([*changed, "a.o", "my env/new.py"])
+
+
+@pytest.mark.parametrize(
+    ("mark", "content"),
+    [
+        ("CACHEDIR.TAG", ""),
+        ("CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc56"),
+        ("CACHEDIR.TAG", f"\\n{TAG}"),
+        ("CACHEDIR.TAG/x", TAG),
+    ],
+)
+async def test_what_is_no_mark_by_the_standard_hides_nothing(runtime: ProcessRuntime, mark: str, content: str) -> None:
+    before = await repository(runtime)
+    await does(runtime, f"mkdir -p new/{Path(mark).parent}; echo mine >new/mine.py; printf '{content}' >new/{mark}")
+    assert "new/mine.py" in paths(await changes(runtime, before))
+
+
+async def test_a_mark_that_is_no_file_is_not_read(runtime: ProcessRuntime) -> None:
+    before = await repository(runtime)
+    await does(runtime, "mkdir piped linked; echo mine | tee piped/mine.py >linked/mine.py; mkfifo piped/CACHEDIR.TAG")
+    await does(runtime, f"printf '{TAG}' >tag; ln -s ../tag linked/CACHEDIR.TAG")
+    assert {"piped/mine.py", "linked/mine.py"} <= set(paths(await changes(runtime, before)))
+
+
+async def test_a_mark_in_a_folder_that_held_files_before_the_run_hides_nothing(runtime: ProcessRuntime) -> None:
+    """In the work tree's own folder, above a tracked file, and beside a file that was untracked."""
+    await does(
+        runtime, REPOSITORY + "\nmkdir -p loose 'o d \"d\"/deep/er'; echo x >loose/x; echo x >'o d \"d\"/deep/er/x'"
+    )
+    before = await begun(runtime)
+    folders = (".", "folder", "loose", 'o d "d"', 'o d "d"/deep')
+    await does(
+        runtime,
+        "\n".join(f"touch '{each}/pyvenv.cfg'; printf '{TAG}' >'{each}/CACHEDIR.TAG'" for each in folders)
+        + '\nfor each in . folder loose \'o d "d"/deep\'; do mkdir "$each/sub"; echo mine >"$each/sub/mine.py"; done',
+    )
+    made = await changes(runtime, before) or b""
+    assert made.count(b"+mine\n") == 4
+
+
+async def test_what_was_left_out_before_the_run_stays_out(runtime: ProcessRuntime) -> None:
+    """An environment that the task's preparation made."""
+    await does(runtime, REPOSITORY + MADE_BY_TOOLS)
+    before = await begun(runtime)
+    await does(runtime, "echo more >>a.txt; echo x >'my env/lib/new.py'; echo x >crate/target/debug/new")
+    assert paths(await changes(runtime, before)) == ["a.txt"]
 
 
 async def test_a_task_may_ask_for_what_is_left_out(runtime: ProcessRuntime) -> None:

@@ -21,7 +21,7 @@ from polar.scripted.drift import Drift
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.replay import experts_of, mask_of
 from polar.scripted.scripts import Script, ScriptTurn, Variant
-from proxy.blob_writer import BlobWriter
+from proxy.blob_writer import Batch, BlobWriter
 from proxy.capture import CallSpec, answered_record
 from proxy.chat import Answer, ChatRequest, Message
 from proxy.engines import vllm_replay
@@ -67,7 +67,7 @@ class Talk:
         self.messages.append(Message("user", words))
         request, transcript = self.claim.restore(ChatRequest(self.messages, sampling=self.sampling), "default")
         spec = CallSpec(f"c{len(self.records)}", self.claim, "openai_chat", "default", request, transcript, 0.0)
-        answer = await self.store.stored(spec.call_id, await self.engine.complete(request, "t.0"))
+        answer = await self.store.stored(spec.call_id, await self.engine.complete(request, "t.0"), Batch())
         record = answered_record(spec, answer)
         self.claim.add(LoggedCall(record, request.messages, transcript, answer.message), answer.prompt_ids)
         self.messages.append(answer.message)
@@ -196,7 +196,7 @@ async def test_what_is_not_as_it_should_be_is_left_out(
     server = Server(**{RENDER: rendered}, **generated(routed_experts=experts, sampling_mask=mask))
     store = ReplayStore(BlobWriter(FolderBlobs(tmp_path)), ProxyMetrics())
     async with served(server.answer, lambda url: VllmTokens(url, "m", capture=BOTH)) as engine:
-        answer = await store.stored("c", await engine.complete(ChatRequest([Message("user", "hi")]), "t.0"))
+        answer = await store.stored("c", await engine.complete(ChatRequest([Message("user", "hi")]), "t.0"), Batch())
     assert answer.uncaptured == lost
     assert set(answer.stored) == BOTH - set(lost)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.capture import CallSpec, answered_record
 from proxy.chat import Answer, ChatRequest, Function, FunctionCall, ItemReference, Message, Tool, ToolCall, Usage
+from proxy.lineage import HEADERS, VALUE_LIMIT
 from proxy.session.claim_state import ClaimState
 from proxy.session.history import Transcript, transcript
 from proxy.session.logged_calls import LoggedCall
@@ -26,6 +27,7 @@ from topics.types.tokens import pack_ids
 
 KEY = KeyClaims("t.0", 1, "c", expires_at=2**31, issued_at=0, namespace="polar")
 ODD = '{"a" :1.0}'
+TOOLS = [Tool(Function("bash"))]
 
 
 class Turn(NamedTuple):
@@ -206,17 +208,27 @@ def test_a_failed_call_is_told_unless_its_request_was_at_fault(code: str, is_our
 
 
 @pytest.mark.parametrize(
-    ("characters", "tokens", "store", "images"),
-    [(10, 10, 0, 0), (2000, 300, 0, 0), (100, 1000, 0, 0), (100, 10, 1, 0), (10, 10, 0, 1)],
-    ids=["short", "long texts", "long prompts", "stored", "images"],
+    ("characters", "tokens", "store", "images", "header"),
+    [
+        (10, 10, 0, 0, 0),
+        (2000, 300, 0, 0, 0),
+        (100, 1000, 0, 0, 0),
+        (100, 10, 1, 0, 0),
+        (10, 10, 0, 1, 0),
+        (10, 10, 0, 0, 40),
+        (10, 10, 0, 0, VALUE_LIMIT),
+    ],
+    ids=["short", "long texts", "long prompts", "stored", "images", "threads", "threads by long headers"],
 )
-def test_a_claim_knows_about_how_much_memory_it_takes(characters: int, tokens: int, store: bool, images: int) -> None:
+def test_a_claim_knows_about_how_much_memory_it_takes(
+    characters: int, tokens: int, store: bool, images: int, header: int
+) -> None:
     """Python's own count of what is left when only the claim is: within a third of `size`, some kB a call."""
     gc.collect()
     tracemalloc.start()
     try:
         began, _ = tracemalloc.get_traced_memory()
-        claim = _grown(300, characters, tokens, store=bool(store), images=images)
+        claim = _grown(300, characters, tokens, store=bool(store), images=images, header=header)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0] - began
     finally:
@@ -234,8 +246,9 @@ def test_images_of_a_log_that_was_read_back_take_memory() -> None:
     assert claim.size > 1_000 * MEDIUM_BYTES
 
 
-def _grown(calls: int, characters: int, tokens: int, *, store: bool, images: int) -> ClaimState:
-    """A claim whose one conversation grows call by call, each time by so many characters, tokens and images."""
+def _grown(calls: int, characters: int, tokens: int, *, store: bool, images: int, header: int) -> ClaimState:
+    """A claim whose one conversation grows call by call, each time by so many characters, tokens and images. `header`: characters of each
+    header that gives each call a thread of its own; 0: the headers name no thread."""
     claim = ClaimState(KEY)
     messages, spelled, ids, media = list[Message](), Spelled(), list[int](), list[Medium]()
     for at in range(calls):
@@ -247,9 +260,10 @@ def _grown(calls: int, characters: int, tokens: int, *, store: bool, images: int
         call = ToolCall(f"call_{at:032x}", FunctionCall("bash", f'{{"command": "{at}"}}'))
         message = Message("assistant", f"{at} {'y' * characters}", tool_calls=[call])
         answer = Answer(message, "tool_calls", Usage(1, 2), prompt, sampled, bytes(4 * tokens), "m")
-        said = transcript(spelled.upto(len(messages)), [])
-        request = ChatRequest(list(messages), store=store)
-        spec = CallSpec(f"{at:032x}", claim, "openai_chat", "default", request, said, 0.0)
+        said = transcript(spelled.upto(len(messages)), TOOLS)
+        request = ChatRequest(list(messages), tools=TOOLS, store=store)
+        lineage = {name: f"{name}{at:0{header - len(name)}}" for name in HEADERS} if header else None
+        spec = CallSpec(f"{at:032x}", claim, "openai_chat", "default", request, said, 0.0, lineage=lineage)
         claim.add(LoggedCall(answered_record(spec, answer, media), list(messages), said, message), prompt, media)
         messages.append(message)
         spelled.append(spell(message))
