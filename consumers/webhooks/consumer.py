@@ -175,12 +175,15 @@ class WebhookConsumer:
 
     async def _commit(self) -> None:
         """Commit the changed offsets of the oldest pending deliveries."""
-        resume = self._pending.resume_offsets().items()
-        offsets = {number: offset for number, offset in resume if offset and self._committed.get(number) != offset}
-        if not offsets:
-            return
         try:
             async with asyncio.timeout(COMMIT_S):
+                offsets = {
+                    number: offset
+                    for number, offset in self._pending.resume_offsets().items()
+                    if self._committed.get(number) != offset and await self._has_read(number, offset)
+                }
+                if not offsets:
+                    return
                 await self._consumer.commit(
                     {kafka.TopicPartition(self._topic, number): offset for number, offset in offsets.items()}
                 )
@@ -188,6 +191,11 @@ class WebhookConsumer:
         except (kafka.KafkaError, TimeoutError) as error:
             # Usually a rebalance; leaving the group would cause another. The next commit follows soon.
             log.info("not committed", action="webhooks.not_committed", why=repr(error))
+
+    async def _has_read(self, number: int, offset: int) -> bool:
+        """Whether reading is past an offset. After a rebalance it starts again before it; if a second rebalance skipped what lies between,
+        settled deliveries would be repeated."""
+        return bool(offset <= await self._consumer.position(kafka.TopicPartition(self._topic, number)))
 
 
 def broker(settings: Settings) -> KafkaBroker:

@@ -146,11 +146,14 @@ class PendingDeliveries:
         return min((host.waiting[0].due_ms for host in self._available_hosts()), default=None)
 
     def resume_offsets(self) -> dict[int, int]:
-        """By partition, the offset from which a successor must read: the oldest pending delivery's, or the next record's."""
+        """By partition, the offset from which a successor must read: the oldest pending delivery's, or the next record's.
+
+        Only of partitions of which something was read.
+        """
         return {
             number: min([partition.next_offset, *(delivery.offset for delivery in partition.deliveries.values())])
             for number, partition in self._partitions.items()
-            if partition.is_ready
+            if partition.is_ready and partition.next_offset
         }
 
     def _queue(self, delivery: Delivery) -> None:

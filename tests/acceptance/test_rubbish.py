@@ -69,7 +69,9 @@ class Litterer:
             yield self._encoded(topic, record)
             yield self._encoded(topic, record | {"of_a_later_version": {"a": 1}})
             wrong = dict(record)
-            wrong[self.random.choice(sorted(wrong))] = self.random.choice([None, -1, "stranger" * 40, [[]], {"a": 1}, 2**63])
+            wrong[self.random.choice(sorted(wrong))] = self.random.choice(
+                [None, -1, "stranger" * 40, [[]], {"a": 1}, 2**63]
+            )
             yield self._encoded(topic, wrong)
 
     def key(self) -> bytes | None:

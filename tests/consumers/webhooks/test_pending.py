@@ -95,6 +95,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
         self.pending.assign([0])
         self.log: list[Record] = []
         self.position = 0
+        self.has_read = False
         self.committed = 0
         self.now = 0
         self.in_progress: list[Delivery] = []
@@ -112,6 +113,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
         for record in self.log[self.position : self.position + count]:
             self.pending.on_read(0, self.position, record, encode(record))
             self.position += 1
+            self.has_read = True
 
     @precondition(lambda self: self.position == len(self.log) and self.pending.unready())
     @rule()
@@ -151,7 +153,9 @@ class DeliveriesMachine(RuleBasedStateMachine):
 
     @rule()
     def commits(self) -> None:
-        self.committed = self.pending.resume_offsets().get(0, self.committed)
+        resume = self.pending.resume_offsets().get(0, self.committed)
+        # While the log is read again, nothing is committed that lies ahead.
+        self.committed = resume if resume <= self.position else self.committed
 
     @rule()
     def rebalances(self) -> None:
@@ -162,6 +166,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
         self.pending = PendingDeliveries()
         self.pending.assign([0])
         self.position = self.committed
+        self.has_read = False
         self.in_progress = []
 
     @invariant()
@@ -170,7 +175,7 @@ class DeliveriesMachine(RuleBasedStateMachine):
         last = {record.task_id: place for place, record in enumerate(self.log)}
         owed = [place for place in last.values() if isinstance(self.log[place], Owed)]
         assert all(resume.get(0, 0) <= place for place in owed)
-        if self.pending.unready():
+        if self.pending.unready() or not self.has_read:
             assert resume == {}
         elif self.position == len(self.log):
             assert resume == {0: min(owed, default=self.position)}
