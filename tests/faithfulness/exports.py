@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 from polar.trainer.exporters import nemo, prime_rl, skyrl, slime, trl, verl
-from polar.trainer.exporters.segments import rewarded
+from polar.trainer.exporters.segments import rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.packing import pack
 from polar.trainer.rows import UNKNOWN, Versions, grpo
@@ -126,7 +126,7 @@ def trl_samples(group: Group) -> Iterator[Row]:
 
 def trl_rollouts(group: Group) -> Iterator[Row]:
     """The longest trace of each session, with or without a reward."""
-    if any(trajectory.traces for trajectory in group.trajectories):
+    if any(segments(trajectory) for trajectory in group.trajectories):
         found = trl.rollouts([group], num_generations=len(group.trajectories), branches="longest")
         columns = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
         for prompt, completion, mask, logprobs in zip(*(found[name] for name in columns), strict=True):
