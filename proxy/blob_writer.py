@@ -50,7 +50,7 @@ class UnstoredError(Exception):
 
 @dataclass(eq=False)
 class Batch:
-    """What one call stores, from now on. Made in the proxy's loop."""
+    """The values that one call stores, with their deadline, which starts now. Needs a running event loop."""
 
     until: float = field(default_factory=lambda: asyncio.get_running_loop().time() + STORE_S)
     """When the call goes on without what isn't stored, by the loop's clock."""

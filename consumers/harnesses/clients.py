@@ -1,4 +1,4 @@
-"""Programs that people start themselves with a session's model: what each of them has to be given.
+"""Programs that people start themselves with a session's model: the settings that each of them needs.
 
 A client is a preset with a `client`, whose settings are those of a sandbox, or a file NAME.toml in `clients/`, in the form of
 `preset.Client`. Each gets a folder for its settings and whatever it stores, so the person's own settings stay as they are. Files may hold
@@ -27,7 +27,7 @@ FOLDER_MODE = 0o700
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """What a client needs beside the variables of every session."""
+    """The settings that one client needs in addition to the variables of every session."""
 
     env: dict[str, str]
     arguments: tuple[str, ...]

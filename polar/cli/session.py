@@ -87,11 +87,12 @@ def open_(
 
     In a shell: eval "$(polar session open)". Every call made with the key is captured; `polar session close` ends the session.
     """
+    from consumers.harnesses import clients
     from polar.cli import session_client
 
     found = settings.load(data)
     if client is not None:
-        session_client.check(client)
+        clients.find(client)  # before a session is opened for an unknown one
     session = _opened(found, task, samples, ttl, mode, run, label)
     setup = session_client.ClientSetup(session.env, ())
     if client is not None:

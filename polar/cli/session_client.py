@@ -1,4 +1,4 @@
-"""What a known client needs for an opened session: its settings in a folder of the session's, its variables, and its command."""
+"""The settings files, variables and command of a known client, for an opened session."""
 
 from __future__ import annotations
 
@@ -35,11 +35,6 @@ class ClientSetup:
     def environment(self) -> dict[str, str]:
         """Our own environment with these variables, for a program that has nothing to do with Polar: it can't close its session."""
         return {name: value for name, value in os.environ.items() if not name.startswith("POLAR_")} | self.env
-
-
-def check(client: str) -> None:
-    """Raises InputError, with the known names, for an unknown client."""
-    clients.find(client)
 
 
 def command(client: str, arguments: list[str]) -> list[str]:

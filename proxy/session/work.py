@@ -1,4 +1,4 @@
-"""What a claim's work looks like, thread by thread: the system prompts that it has, and whether it declares tools.
+"""The system prompts of a claim's work, by thread, and whether the work declares tools.
 
 A harness that works with tools asks other questions in between: for a title, or whether a command is safe. Such a request has no tools, a
 system prompt of its own, and no answer of the work among its messages. An agent without tools sends nothing else, so requests are told

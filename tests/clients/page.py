@@ -1,4 +1,4 @@
-"""What docs/clients.md says of a client that no run has to show."""
+"""The cells of docs/clients.md that follow from the code, without a run."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shlex
@@ -13,31 +12,15 @@ from pathlib import Path
 import pytest
 
 from consumers.harnesses import clients
-from tests.acceptance.up.running import POLAR, Up, engine_record, environment
+from tests.acceptance.up.running import POLAR, Up, engine_record, environment, trajectory
 from tests.clients.conftest import Tell
 from tests.clients.installing import Installed
 from tests.clients.trials import PROGRAMS, TRIALS, Trial
-from topics import trajectories
-from topics.environment import settings
-from topics.log.owner import read_back
-from topics.log.partition import partition_of_session
-from topics.types.trajectory import Trajectory
 
 CLIENT_S = 400
 """For one conversation: some libraries take a minute to import on a busy machine."""
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
-
-
-def trajectory(up: Up, session_id: str) -> Trajectory:
-    async def read() -> list[object]:
-        found = settings.load(up.data)
-        topic = trajectories.TOPIC.full_name(found.namespace)
-        partition = partition_of_session(session_id, trajectories.TOPIC.embedded_partitions)
-        return [trajectories.CODEC.decode(record.value or b"") async for record in read_back(found, topic, partition)]
-
-    (found,) = [one for one in asyncio.run(read()) if isinstance(one, Trajectory) and one.session_id == session_id]
-    return found
 
 
 def on_path(folder: Path, name: str, installed: Installed) -> str:

@@ -1,4 +1,4 @@
-"""What each client is tried with: how it is installed, what is started, and what a model must answer it.
+"""The trial of each client: its installation, its command, and the answers that the model gives.
 
 The work is the same for all: a.txt says wrong, and must say right. All turns are in the form of `polar/scripted/README.md`.
 """
@@ -20,21 +20,19 @@ PROGRAMS = Path(__file__).with_name("programs")
 ELSEWHERE = "http://127.0.0.1:9/v1"
 """Nobody listens there."""
 LOOK, MEND = "cat a.txt", "printf 'this is right\\n' >a.txt"
-ALONE: list[Turn] = [
-    {"text": "I look first.", "calls": [call("bash", command=LOOK)]},
-    {"calls": [call("bash", command=MEND)]},
-    {"text": "Mended."},
-]
-"""For programs with a tool `bash` of our own."""
 
 
 def with_tool(name: str, **more: Any) -> list[Turn]:
-    """The same with a tool of a client's own, which takes `more` arguments."""
+    """The turns for a client whose tool `name` runs commands and takes `more` arguments."""
     return [
         {"text": "I look first.", "calls": [call(name, command=LOOK, **more)]},
         {"calls": [call(name, command=MEND, **more)]},
         {"text": "Mended."},
     ]
+
+
+ALONE = with_tool("bash")
+"""For programs with a tool `bash` of our own."""
 
 
 def instruction(name: str) -> str:
@@ -52,11 +50,11 @@ class Trial:
     """Behind `polar session run NAME --`."""
     turns: list[Turn] = field(default_factory=lambda: ALONE)
     traces: int = 1
-    """Of the main work."""
+    """Number of traces of the main work."""
     note: str = ""
     """For the table."""
     match: str = ""
-    """What the client's first message says, if it isn't the instruction."""
+    """Text of the client's first message, if it isn't the instruction."""
     examples: int = 0
     """Answers that the client's prompt shows before the work."""
     settings: dict[str, str] = field(default_factory=dict)

@@ -26,7 +26,7 @@ def speaker_of(harness: str) -> Speaker:
 
 
 def playing(name: str, system: str, *turns: dict[str, Any]) -> dict[str, Any]:
-    """What the model says to whoever has this system prompt."""
+    """A script for calls with this system prompt."""
     return {"name": name, "match": "", "system": system, "variants": [{"turns": list(turns)}]}
 
 

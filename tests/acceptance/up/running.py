@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,7 +13,12 @@ from typing import Any
 import psutil
 
 from tests.waiting import until
+from topics import trajectories
+from topics.environment import settings
 from topics.environment.settings import read_env_file
+from topics.log.owner import read_back
+from topics.log.partition import partition_of_session
+from topics.types.trajectory import Trajectory
 
 POLAR = str(Path(sys.executable).with_name("polar"))
 READY_S = 120.0
@@ -92,3 +98,16 @@ def is_gone(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def trajectory(up: Up, session_id: str) -> Trajectory:
+    """A finished session's trajectory, from the topic."""
+
+    async def read() -> list[object]:
+        found = settings.load(up.data)
+        topic = trajectories.TOPIC.full_name(found.namespace)
+        partition = partition_of_session(session_id, trajectories.TOPIC.embedded_partitions)
+        return [trajectories.CODEC.decode(record.value or b"") async for record in read_back(found, topic, partition)]
+
+    (found,) = [one for one in asyncio.run(read()) if isinstance(one, Trajectory) and one.session_id == session_id]
+    return found

@@ -17,11 +17,8 @@ from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageParam,
 from polar import sessions
 from tests.acceptance.up.conftest import SCRIPT
 from tests.acceptance.up.console import Step, steps, walk
-from tests.acceptance.up.running import STOP_S, Up, engine_record, environment
-from topics import trajectories
+from tests.acceptance.up.running import STOP_S, Up, engine_record, environment, trajectory
 from topics.environment import settings
-from topics.log.owner import read_back
-from topics.log.partition import partition_of_session
 from topics.types.errors import InputError
 from topics.types.session import Status
 from topics.types.trajectory import Trajectory, expand
@@ -33,19 +30,6 @@ BASH: ChatCompletionToolParam = {
     "type": "function",
     "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
 }
-
-
-def trajectory(up: Up, session_id: str) -> Trajectory:
-    """The session's, which is out."""
-
-    async def read() -> list[object]:
-        found = settings.load(up.data)
-        topic = trajectories.TOPIC.full_name(found.namespace)
-        partition = partition_of_session(session_id, trajectories.TOPIC.embedded_partitions)
-        return [trajectories.CODEC.decode(record.value or b"") async for record in read_back(found, topic, partition)]
-
-    (found,) = [one for one in asyncio.run(read()) if isinstance(one, Trajectory) and one.session_id == session_id]
-    return found
 
 
 def trained(found: Trajectory) -> list[int]:

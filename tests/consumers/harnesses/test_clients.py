@@ -1,4 +1,4 @@
-"""What each client is given for a session: whatever it reads leads to the session's URL and key, and to nothing of its user's."""
+"""The settings of each client contain the session's URL and key, and override its user's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRESETS = ["claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode", "
 
 
 def variables(text: str) -> dict[str, str]:
-    """Of a .env file, whose values look like JSON's texts here."""
+    """The variables of a .env file whose values are written like JSON strings."""
     lines = (line.partition("=") for line in text.splitlines())
     return {name: json.loads(value) for name, _, value in lines}
 

@@ -169,7 +169,7 @@ with foreground.guarded():
 
 
 def test_a_signal_before_the_start_interrupts_once() -> None:
-    """What follows, such as the close of the session, isn't interrupted."""
+    """Signals don't interrupt the close of the session."""
     script = """
 with foreground.guarded():
     try:

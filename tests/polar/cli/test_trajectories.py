@@ -1,4 +1,4 @@
-"""What `polar trajectories` tells of a session's calls."""
+"""The counts of calls that `polar trajectories` prints."""
 
 from __future__ import annotations
 

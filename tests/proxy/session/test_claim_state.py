@@ -247,7 +247,7 @@ def test_images_of_a_log_that_was_read_back_take_memory() -> None:
 
 
 def _grown(calls: int, characters: int, tokens: int, *, store: bool, images: int, header: int) -> ClaimState:
-    """A claim whose one conversation grows call by call, each time by so many characters, tokens and images. `header`: characters of each
+    """A claim with one conversation, to which each call adds this number of characters, tokens and images. `header`: characters of each
     header that gives each call a thread of its own; 0: the headers name no thread."""
     claim = ClaimState(KEY)
     messages, spelled, ids, media = list[Message](), Spelled(), list[int](), list[Medium]()
