@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -19,6 +20,8 @@ import structlog
 from polar.embedded import Broker
 from tests import tiers
 from topics.environment import registry
+from topics.environment.settings import Settings
+from topics.log import kafka as clients
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,9 +82,33 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def namespace() -> str:
-    """A prefix for topics and groups that no other test has."""
-    return f"t{secrets.token_hex(4)}"
+def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A prefix for topics and groups that no other test has. The worker's broker loses the topics soon after the test.
+
+    Otherwise a worker with many tests of whole systems had 7,300 partitions, for which the broker's heap of 256 MiB was too small.
+    """
+    name = f"t{secrets.token_hex(4)}"
+    yield name
+    if "kafka" not in request.fixturenames:
+        return
+    _ended.append(f"{name}.")
+    if len(_ended) >= 10:
+        asyncio.run(_delete_topics(request.getfixturevalue("kafka"), tuple(_ended)))
+        _ended.clear()
+
+
+_ended: list[str] = []
+"""What the names of the topics begin with that no test needs any more."""
+
+
+async def _delete_topics(bootstrap: str, prefixes: tuple[str, ...]) -> None:
+    admin = clients.admin(Settings(kafka=bootstrap))
+    try:
+        await admin.start()
+        names = [topic["topic"] for topic in await admin.describe_topics()]
+        await admin.delete_topics([name for name in names if name.startswith(prefixes)])
+    finally:
+        await admin.close()
 
 
 @pytest.fixture(autouse=True)
