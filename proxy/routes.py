@@ -210,7 +210,10 @@ class ModelApi:
 
     async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         await self._router.claims.require_open(self._authenticator.claims_of(key_of(request)))
-        listed = dialect.models(self._pipeline.engines.models, request.match_info.get("model"))
+        engines, only = self._pipeline.engines, request.match_info.get("model")
+        names = engines.models if only is None else [only]
+        contexts = await asyncio.gather(*(engines.for_model(name).context() for name in names))
+        listed = dialect.models(dict(zip(names, contexts, strict=True)), only)
         return web.Response(body=listed, headers=JSON)
 
     async def _greeting(self, _: web.Request, __: Dialect) -> web.StreamResponse:

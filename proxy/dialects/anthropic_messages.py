@@ -29,7 +29,7 @@ would keep the conversation on the server. A thread is refused with the code at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -124,11 +124,11 @@ class AnthropicMessages:
         """`{input_tokens}`."""
         return _encode({"input_tokens": tokens})
 
-    def models(self, served: Sequence[str], only: str | None) -> bytes:
+    def models(self, served: Mapping[str, int | None], only: str | None) -> bytes:
         """A page of `model` objects, or one."""
-        names = served if only is None else [only]
+        names = list(served)
         fixed = {"type": "model", "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
-        data = [fixed | {"id": name, "display_name": name} for name in names]
+        data = [fixed | {"id": name, "display_name": name, "max_input_tokens": served[name]} for name in names]
         page = {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
         return _encode(page if only is None else data[0])
 

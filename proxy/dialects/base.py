@@ -87,8 +87,9 @@ class Dialect(Protocol):
     def count(self, tokens: int) -> bytes:
         """The body of a COUNT route; `tokens` is the length of the prompt."""
 
-    def models(self, served: Sequence[str], only: str | None) -> bytes:
-        """The body that lists models, or describes `only` one of them."""
+    def models(self, served: Mapping[str, int | None], only: str | None) -> bytes:
+        """The body that lists models, or describes `only` the one that is served. By name: tokens that a prompt and its answer may have
+        together, None if the engine doesn't state it."""
 
     def error(self, refused: RefusalError) -> bytes:
         """An error's body."""

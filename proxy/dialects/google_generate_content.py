@@ -23,7 +23,7 @@ Without alt=sse a stream is one JSON array.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -164,7 +164,7 @@ class GoogleGenerateContent:
         """`CountTokensResponse`."""
         return _encode({"totalTokens": tokens})
 
-    def models(self, served: Sequence[str], only: str | None) -> bytes:
+    def models(self, served: Mapping[str, int | None], only: str | None) -> bytes:
         """`ListModelsResponse`, or one `Model`."""
         models = [
             {
@@ -173,7 +173,8 @@ class GoogleGenerateContent:
                 "displayName": model,
                 "supportedGenerationMethods": ["generateContent", "countTokens"],
             }
-            for model in (served if only is None else [only])
+            | ({} if context is None else {"inputTokenLimit": context})
+            for model, context in served.items()
         ]
         return _encode({"models": models} if only is None else models[0])
 

@@ -25,7 +25,7 @@ declared; the deprecated functions and function_call.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -157,10 +157,10 @@ class OpenAIChat:
         """Not served: OpenAI has no route that counts a chat's tokens."""
         raise NotImplementedError(tokens)
 
-    def models(self, served: Sequence[str], only: str | None) -> bytes:
-        """`list` of `model` objects, or one."""
-        names = served if only is None else [only]
-        data = [{"id": model, "object": "model", "created": 0, "owned_by": "polar"} for model in names]
+    def models(self, served: Mapping[str, int | None], only: str | None) -> bytes:
+        """`list` of `model` objects, or one, with vLLM's `max_model_len`."""
+        fixed = {"object": "model", "created": 0, "owned_by": "polar"}
+        data = [fixed | {"id": model, "max_model_len": context} for model, context in served.items()]
         return _encode({"object": "list", "data": data} if only is None else data[0])
 
     def error(self, refused: RefusalError) -> bytes:

@@ -34,7 +34,7 @@ tool that isn't shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,7 @@ class OpenAIResponses:
         """`response.input_tokens`."""
         return _encode({"object": "response.input_tokens", "input_tokens": tokens})
 
-    def models(self, served: Sequence[str], only: str | None) -> bytes:
+    def models(self, served: Mapping[str, int | None], only: str | None) -> bytes:
         """Not served: OpenAI lists models outside this API."""
         raise NotImplementedError(served, only)
 

@@ -9,7 +9,7 @@ from proxy.chat import Answer, ChatRequest
 
 class Engine(Protocol):
     """A client of one inference server. A plug-in is called with the server's URL, its model and `logprobs_mode`, and if the engine
-    has an `api_key_file` with `api_key`. A plug-in may also be a `ReportsStart` (`process.py`)."""
+    has an `api_key_file` with `api_key`. A plug-in may also be a `ReportsStart` (`process.py`) and a `StatesContext` (`context.py`)."""
 
     owns_prompts: ClassVar[bool]
     """True if `complete` continues the tokens of `ChatRequest.continued`; False if the server renders each prompt anew."""

@@ -16,6 +16,7 @@ import msgspec
 
 from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import ConnectionPool
+from proxy.engines.context import context_in
 from proxy.engines.http import UNREADABLE
 from proxy.engines.response import NoAnswerError, Response
 
@@ -305,13 +306,8 @@ def _is_whole_generation(response: Response | None) -> bool:
 
 
 def context_of(response: Response | None, model: str) -> int | None:
-    """`max_model_len` of a model in `/v1/models`."""
-    listed = json_of(response)
-    models = listed.get("data") if isinstance(listed, dict) else None
-    for entry in models if isinstance(models, list) else []:
-        if isinstance(entry, dict) and entry.get("id") == model and isinstance(entry.get("max_model_len"), int):
-            return int(entry["max_model_len"])
-    return None
+    """The context's length of a model, by the answer of `/v1/models`."""
+    return None if response is None or response.status != 200 else context_in(response.body, model)
 
 
 def likeliest(response: Response | None) -> dict[str, float]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from proxy.engines.base import Engine
+from proxy.engines.context import StatesContext
 from proxy.engines.process import LOGIN, Process, ReportsStart
 from proxy.errors import EngineError
 
@@ -40,6 +41,8 @@ class Server:
         """A process, and `_breaks` before it was identified."""
         self._identifying: asyncio.Task[Process | None] | None = None
         self._identify_after = float("-inf")
+        self._context: tuple[int | None, int] | None = None
+        """What the server states, and `_breaks` before it was asked."""
         self._failures = 0
         self._on_process: Callable[[Process], None] = lambda _: None
         self._missed = 0
@@ -117,6 +120,18 @@ class Server:
         self._identified = process, breaks
         self._on_process(process)
         return process
+
+    async def context(self) -> int | None:
+        """The length of its context in tokens; None if it doesn't state it, or doesn't answer. It is asked once per process."""
+        if self._context is None or self._context[1] != self._breaks:
+            breaks = self._breaks
+            try:
+                stated = await self.engine.context() if isinstance(self.engine, StatesContext) else None
+            except EngineError as error:
+                log.info("an engine's context is unread", action="context_unread", url=self.url, code=error.code)
+                return None
+            self._context = stated, breaks
+        return self._context[0]
 
     @staticmethod
     def _now() -> float:

@@ -150,6 +150,11 @@ class Replicas:
         """As `Engine` defines, by any server that is up. Raises EngineError."""
         return await self._with_retries(secrets.token_hex(4), lambda server: server.engine.detokenize(token_ids))
 
+    async def context(self) -> int | None:
+        """The shortest context of its servers that are up, in tokens, since a session may move between them; None: none states it."""
+        stated = await asyncio.gather(*(server.context() for server in self._servers.values() if server.is_up))
+        return min((each for each in stated if each is not None), default=None)
+
     async def _with_retries(self, key: str, ask: Callable[[Server], Awaitable[T]]) -> T:
         servers = [self._servers[url] for url in ranked(key, self._servers)]
         tried: set[Server] = set()

@@ -19,6 +19,7 @@ import numpy as np
 
 from proxy.chat import Answer, ChatRequest, FinishReason, FunctionCall, Message, ToolCall, Usage
 from proxy.engines.api_key import ApiKey
+from proxy.engines.context import context_in
 from proxy.engines.http import UNREADABLE, EngineHttp, decoded
 from proxy.engines.ids import lift
 from proxy.engines.process import start_in
@@ -33,6 +34,8 @@ HEALTH_S = 3.0
 """Time for `/health`, which is answered at once unless the process is busy with parsing or rendering."""
 START_S = 5.0
 """Time for `/metrics`, which took vLLM 0.32 50 ms on two busy cores; calls may wait for it once per process."""
+MODELS_S = 3.0
+"""Time for `/v1/models`, which needs no model; a client that lists models waits for it."""
 NO_LOGPROB = -9999.0
 """vLLM's default, also written for -inf: no sampled token has either."""
 ABOVE_ZERO = 1e-4
@@ -173,6 +176,11 @@ class VllmChat:
         """By `/metrics`. Raises EngineError."""
         metrics = await self._http.get("/metrics", START_S)
         return None if metrics is None else start_in(metrics)
+
+    async def context(self) -> int | None:
+        """By `/v1/models`. Raises EngineError."""
+        models = await self._http.get("/v1/models", MODELS_S)
+        return None if models is None else context_in(models, self._model)
 
     async def _post(self, request: ChatRequest, session_id: str) -> bytes:
         return await self._http.post("/v1/chat/completions", to_wire(request, self._model, session_id))

@@ -19,6 +19,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from prometheus_client.parser import text_string_to_metric_families
 
+from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status
 from proxy.addresses import Binding
@@ -185,6 +186,19 @@ async def test_a_proxy_knows_what_was_closed_minutes_before_it_started(
             headers = {"Authorization": f"Bearer {bench.key('t.0', claim)}"}
             async with http.post(proxy.url + "/v1/chat/completions", headers=headers, json=body) as response:
                 assert response.status == status
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/any/name%3Afree"])
+async def test_models_are_listed_with_the_length_of_their_context_as_vllm_does(
+    bench: Bench, http: aiohttp.ClientSession, path: str
+) -> None:
+    async with running(ScriptedEngine(max_model_len=32_768)) as url, proxied(bench, url) as proxy:
+        headers = {"Authorization": f"Bearer {bench.key()}"}
+        async with http.get(proxy.url + path, headers=headers) as response:
+            found = await response.json()
+    model = found["data"][0] if "data" in found else found
+    assert model["id"] == ("polar-scripted" if "data" in found else "any/name:free")
+    assert model["max_model_len"] == 32_768
 
 
 async def test_a_closed_key_counts_and_lists_nothing(proxy: Proxy, bench: Bench, http: aiohttp.ClientSession) -> None:

@@ -549,10 +549,11 @@ def test_thinking_that_is_not_shown_is_still_signed() -> None:
 
 
 def test_the_models_are_a_page_or_one() -> None:
-    page = json.loads(DIALECT.models(["a", "b"], None))
+    page = json.loads(DIALECT.models({"a": 8192, "b": None}, None))
     assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "a", "b")
-    assert [ModelInfo.model_validate(model).id for model in page["data"]] == ["a", "b"]
-    assert ModelInfo.model_validate_json(DIALECT.models(["a", "b"], "b")).id == "b"
+    models = [ModelInfo.model_validate(model) for model in page["data"]]
+    assert [(model.id, model.max_input_tokens) for model in models] == [("a", 8192), ("b", None)]
+    assert ModelInfo.model_validate_json(DIALECT.models({"b": None}, "b")).id == "b"
 
 
 @pytest.mark.parametrize("refusal", Refusal)

@@ -462,11 +462,12 @@ def test_usage_tells_thoughts_beside_the_answer_and_no_training_field_leaves() -
 
 
 def test_models_are_listed_and_told_one_by_one() -> None:
-    assert [model["name"] for model in json.loads(DIALECT.models(["a/b", "c"], None))["models"]] == [
-        "models/a/b",
-        "models/c",
+    listed = json.loads(DIALECT.models({"a/b": 8192, "c": None}, None))["models"]
+    assert [(model["name"], model.get("inputTokenLimit")) for model in listed] == [
+        ("models/a/b", 8192),
+        ("models/c", None),
     ]
-    assert json.loads(DIALECT.models(["a"], "c"))["name"] == "models/c"
+    assert json.loads(DIALECT.models({"c": None}, "c"))["name"] == "models/c"
 
 
 @pytest.mark.parametrize("refusal", Refusal)

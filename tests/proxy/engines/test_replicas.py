@@ -208,6 +208,32 @@ async def test_tokens_are_counted_and_told_by_any_server_that_is_up(engine: Repl
         assert await engine.detokenize([1, 2])
 
 
+async def test_the_shortest_context_counts_and_a_restarted_server_is_asked_again(
+    engine: Replicas, servers: Servers
+) -> None:
+    first, second, third = servers.urls
+    for url, context in ((first, 8192), (second, 4096), (third, 16384)):
+        await servers.kill(url)
+        servers.engines[url] = ScriptedEngine(max_model_len=context)
+        await servers.start(url)
+    assert await engine.context() == 4096
+    servers.engines[third] = ScriptedEngine(max_model_len=2048)
+    await servers.kill(third)
+    await servers.start(third)
+
+    async def is_seen() -> bool:
+        return await engine.context() == 2048
+
+    await eventually(is_seen)
+    await servers.kill(second)
+    await servers.kill(third)
+    await until_healthy(engine, 1)
+    assert await engine.context() == 8192
+    await servers.kill(first)
+    await until_healthy(engine, 0)
+    assert await engine.context() is None
+
+
 async def test_a_call_that_is_given_up_leaves_its_turn(engine: Replicas, servers: Servers) -> None:
     for url in servers.urls:
         servers.engines[url].faults.add(Hang())
