@@ -94,6 +94,7 @@ def _run_finished(table: Table, session: SessionState, fact: events.RunFinished,
         accounting=replace(session.accounting, run_ms=fact.duration_ms),
         artifacts=fact.artifacts,
         lost_artifacts=fact.lost_artifacts,
+        run_warning=fact.warning,
     )
     if fact.error is not None and fact.error.kind in (Kind.INFRA, Kind.INPUT):
         decision = endings.attempt_failed(table, timed, fact.error, now)

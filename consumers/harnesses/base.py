@@ -54,6 +54,9 @@ class Harness(Protocol):
     - `instructions_file`: where the program reads its user's own instructions, relative to its home.
     - `client`: how a person starts the program (`preset.Client`). Such a class has `configure`, too: it writes the settings that `prepare`
       writes of the model, into a `Home`, and returns the variables that lead the program to them.
+
+    With `settings_type`, the msgspec struct of its settings, `context_window` and `max_tokens` among them fit the engine
+    (`context_window.py`).
     """
 
     @property

@@ -39,9 +39,9 @@ class Settings(msgspec.Struct, frozen=True):
     """Settings of a task."""
 
     context_window: Tokens = 200_000
-    """Tokens that the CLI takes the model's context to hold; it compacts in time."""
+    """Tokens that the CLI takes the model's context to hold; it compacts in time. Left out: the engine's, if it states one."""
     max_tokens: Tokens = 32_000
-    """Tokens that the CLI requests for one answer."""
+    """Tokens that the CLI requests for one answer. Left out: at most a quarter of `context_window`."""
 
 
 class ClaudeCode(CliHarness[Settings]):

@@ -13,6 +13,7 @@ from typing import Any
 
 from consumers.harnesses import preset as presets
 from consumers.harnesses.base import harness_of
+from consumers.harnesses.context_window import fitted
 from consumers.harnesses.preset import Client
 from consumers.harnesses.settings_file import encoded
 from consumers.harnesses.templates import filled
@@ -71,7 +72,8 @@ async def write_settings(name: str, model: ModelAccess, folder: Path) -> ClientS
     if client.like is not None:
         env = (await write_settings(client.like, model, folder)).env
     elif name not in _files():
-        harness: Any = harness_of(AgentSpec(harness=name, model_name=model.model_name))
+        agent, _ = fitted(AgentSpec(harness=name, model_name=model.model_name), model.context)
+        harness: Any = harness_of(agent)
         env = await harness.configure(home, model)
     values = {
         "model": model.model_name,

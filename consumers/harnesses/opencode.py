@@ -45,9 +45,9 @@ class Settings(msgspec.Struct, frozen=True):
     provider: Literal["openai-compatible", "openai", "anthropic", "google"] = "openai-compatible"
     """The provider's API and the AI SDK package for it; `openai` is Responses."""
     context_window: Tokens = 262_144
-    """Tokens that the CLI takes the model's context to hold; it compacts in time."""
+    """Tokens that the CLI takes the model's context to hold; it compacts in time. Left out: the engine's, if it states one."""
     max_tokens: Tokens = 32_000
-    """Tokens that the CLI requests for one answer."""
+    """Tokens that the CLI requests for one answer. Left out: at most a quarter of `context_window`."""
 
 
 class OpenCode(CliHarness[Settings]):

@@ -88,6 +88,8 @@ class ModelAccess:
     key: str = field(repr=False)
     model_name: str
     """The model's name in the harness's requests; the proxy decides which engine serves it."""
+    context: int | None = None
+    """Tokens that a prompt and its answer may have together, as the engine states; None: unknown, or the harness has no use for it."""
 
     @property
     def env(self) -> dict[str, str]:

@@ -14,11 +14,12 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar
 
 import structlog
 
-from consumers.harnesses import agent_files
+from consumers.harnesses import agent_files, context_window
 from consumers.harnesses.base import Harness, Launch, harness_of
 from consumers.runtimes.base import LOG_LIMIT, Exec, ExecResult, ModelAccess, Runtime, SandboxError
 from consumers.stages import artifacts, patch
@@ -64,6 +65,8 @@ class Run:
         self._runtime: Runtime | None = None
         self._lost: list[str] = []
         """Names of artifacts that couldn't be made."""
+        self._warning: str | None = None
+        """As in `RunFinished`."""
 
     async def do(self) -> StageFact:
         ticket = self._claim.ticket
@@ -71,10 +74,11 @@ class Run:
         # Not in the run's budget: a slow bucket would be a time-out of an agent that never started.
         await fetch(self._context.blobs, [file for _, file in task.agent.files()], WAIT_S)
         budget = self._context.run_budget(ticket.budget_s)
-        access = self._access(task)
+        access = await self._sized(self._access(task), task)
         self._runtime = await self._context.attach(ticket.runtime, self._claim.id, task.runtime)
         try:
-            harness = harness_of(task.agent)
+            agent, self._warning = context_window.fitted(task.agent, access.context)
+            harness = harness_of(agent)
             launch = await budget.within(self._set_up(harness, self._runtime, task, access))
         except BudgetExceededError:
             return self._fact(None, {}, [])
@@ -90,7 +94,11 @@ class Run:
         if failure is not None:
             error = SessionError(Stage.RUN.value, Kind.INFRA, "model_failed", failure, retryable=True)
             return self._claim.fact(
-                status=Status.FAILED, exit_code=result.exit_code, error=error, artifacts=kept or None
+                status=Status.FAILED,
+                exit_code=result.exit_code,
+                error=error,
+                artifacts=kept or None,
+                warning=self._warning,
             )
         return self._fact(result.exit_code, kept, lost, redacted(result.output_end)[-OUTPUT_LIMIT:], result.exceeded)
 
@@ -123,6 +131,12 @@ class Run:
             )
         )
         return ModelAccess(settings.proxy_url.rstrip("/"), key, task.agent.model_name)
+
+    async def _sized(self, access: ModelAccess, task: TaskRequest) -> ModelAccess:
+        """With the context of the model's engine, for a harness that compacts by it."""
+        if not context_window.has_window(task.agent):
+            return access
+        return replace(access, context=await asyncio.to_thread(context_window.engines_context, access))
 
     async def _set_up(self, harness: Harness, runtime: Runtime, task: TaskRequest, access: ModelAccess) -> Launch:
         await harness.install()
@@ -204,5 +218,10 @@ class Run:
             message = f"the harness ended with exit code {exit_code} (artifact {artifacts.AGENT_LOG}); {output}"
             status, error = Status.FAILED, SessionError(Stage.RUN.value, Kind.AGENT, "exit_code", message)
         return self._claim.fact(
-            status=status, exit_code=exit_code, error=error, artifacts=kept or None, lost_artifacts=lost or None
+            status=status,
+            exit_code=exit_code,
+            error=error,
+            artifacts=kept or None,
+            lost_artifacts=lost or None,
+            warning=self._warning,
         )

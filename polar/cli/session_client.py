@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from consumers.harnesses import clients
+from consumers.harnesses.context_window import engines_context
 from consumers.runtimes.base import ModelAccess
 from polar.sessions import Session
 from topics.environment.settings import Settings
@@ -54,6 +55,7 @@ def set_up(settings: Settings, session: Session, client: str, model: str) -> Cli
     """Write the client's settings. Raises NotReadyError if they can't be written."""
     # The variable for Anthropic's clients is the proxy's URL itself.
     access = ModelAccess(session.env["ANTHROPIC_BASE_URL"], session.key, model)
+    access = replace(access, context=engines_context(access))
     folder = settings.data.absolute() / FOLDER / session.session_id
     try:
         written = asyncio.run(clients.write_settings(client, access, folder))

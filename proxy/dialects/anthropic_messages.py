@@ -127,7 +127,7 @@ class AnthropicMessages:
     def models(self, served: Mapping[str, int | None], only: str | None) -> bytes:
         """A page of `model` objects, or one."""
         names = list(served)
-        fixed = {"type": "model", "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+        fixed: dict[str, Any] = {"type": "model", "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
         data = [fixed | {"id": name, "display_name": name, "max_input_tokens": served[name]} for name in names]
         page = {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
         return _encode(page if only is None else data[0])

@@ -159,7 +159,7 @@ class OpenAIChat:
 
     def models(self, served: Mapping[str, int | None], only: str | None) -> bytes:
         """`list` of `model` objects, or one, with vLLM's `max_model_len`."""
-        fixed = {"object": "model", "created": 0, "owned_by": "polar"}
+        fixed: dict[str, Any] = {"object": "model", "created": 0, "owned_by": "polar"}
         data = [fixed | {"id": model, "max_model_len": context} for model, context in served.items()]
         return _encode({"object": "list", "data": data} if only is None else data[0])
 

@@ -137,6 +137,8 @@ class SessionState(msgspec.Struct, frozen=True, gc=False, tag="session", omit_de
     """Total of the partition's pauses when the run began; later pauses don't count against the run's deadline (protocol 18)."""
     lost_artifacts: list[str] | None = None
     """`lost_artifacts` of the run's fact; None: none that a worker reported."""
+    run_warning: str | None = None
+    """`warning` of the run's fact; None: none."""
     label: str | None = None
     """The user's name for an opened session (`polar session open --label`); None: none."""
     reward_needs_call: bool = False

@@ -58,6 +58,8 @@ def draw_head(page: Page, story: Story) -> None:
         page.shortened(session.reward_reason, 6)
     if session.unenforced:
         page.line((f"runtime {session.backend}, without: {', '.join(session.unenforced)}", "yellow"), indent=2)
+    if session.run_warning is not None:
+        page.line((session.run_warning, "yellow"), indent=2)
     page.line(_times(session.accounting), indent=2)
     page.line(_counts(story), indent=2)
     for note in story.notes:

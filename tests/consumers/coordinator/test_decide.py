@@ -83,8 +83,8 @@ def test_what_was_lost_of_a_run_stays_known_until_its_evaluation() -> None:
     bench = Bench()
     bench.give(submitted())
     bench.run()
-    bench.give(events.RunFinished("f", "t.0", 1, "r1", Status.COMPLETED, 0, lost_artifacts=["patch"]))
-    assert bench.session().lost_artifacts == ["patch"]
+    bench.give(events.RunFinished("f", "t.0", 1, "r1", Status.COMPLETED, 0, lost_artifacts=["patch"], warning="small"))
+    assert (bench.session().lost_artifacts, bench.session().run_warning) == (["patch"], "small")
     bench.assign(Stage.EVALUATE)
     bench.claim(Stage.EVALUATE, "e1")
     assert bench.session().lost_artifacts == ["patch"]

@@ -19,7 +19,7 @@ from tests.serving import serving
 from tests.uploading import submitted
 from tests.waiting import eventually
 from topics import fleet, stages
-from topics.environment import blob_store
+from topics.environment import blob_store, registry
 from topics.environment.keys import BACKSTOP_S, Limits, Signer
 from topics.environment.redaction import PREFIX
 from topics.environment.settings import Settings
@@ -137,6 +137,35 @@ async def test_a_run_that_a_failed_engine_ended_is_no_failure_of_the_agent(
     (path, authorization, _) = asked[0]
     key = Signer.from_file(settings.keys_path).check((authorization or "").removeprefix("Bearer "), time.time())
     assert (path, key.session_id) == (PATH, "cut-off.0")
+
+
+@pytest.mark.parametrize(("settings_of_task", "window"), [({}, 4096), ({"context_window": 8192}, 8192)])
+async def test_a_harness_is_told_the_engines_length_and_a_larger_one_is_warned_of(
+    settings: Settings,
+    coordinator: Coordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    settings_of_task: dict[str, int],
+    window: int,
+) -> None:
+    (tmp_path / "sized.toml").write_text(
+        """
+program = "sh"
+arguments = ["-c", "echo {settings.context_window} {settings.max_tokens}"]
+settings = {context_window = {default = 100000}, max_tokens = {default = 32000}}
+"""
+    )
+    monkeypatch.setenv(registry.PRESETS, str(tmp_path))
+    task = shell("sized", "", agent={"harness": "sized", "custom_shell": None, "settings": settings_of_task})
+    with serving(lambda _: (200, {"max_model_len": 4096})) as (url, _):
+        async with working(settings.model_copy(update={"proxy_url": url}), ALL):
+            _, ran = await coordinator.run(task)
+    assert blob(settings, (ran.artifacts or {})["agent_log"]) == f"{window} {window // 4}\n"
+    if settings_of_task:
+        assert ran.warning is not None
+        assert "context_window is 8192, and the engine of model 'default' takes 4096 tokens" in ran.warning
+    else:
+        assert ran.warning is None
 
 
 async def test_a_harness_that_overruns_is_timed_out_and_dead(settings: Settings, worker: Coordinator) -> None:

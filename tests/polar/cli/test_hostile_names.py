@@ -46,6 +46,7 @@ def a_hostile_log() -> list[Write]:
         "worker_id": EVIL,
         "backend": EVIL,
         "unenforced": [EVIL],
+        "run_warning": EVIL,
         "error": error,
         "artifacts": {EVIL: EVIL},
     }

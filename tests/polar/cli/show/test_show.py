@@ -98,6 +98,13 @@ def test_what_its_runtime_does_not_enforce_is_told(settings: Settings) -> None:
     assert (found["backend"], found["unenforced"]) == ("landlock", ["udp", "session_key"])
 
 
+def test_what_does_not_fit_its_engine_is_told(settings: Settings) -> None:
+    recording = a_session()
+    write_session(settings, recording, recording.build(), row(run_warning="200000 is more than 32768"))
+    assert "\n  200000 is more than 32768\n" in show("t.0")[1]
+    assert json.loads(show("t.0", "--format", "json")[1])["run_warning"] == "200000 is more than 32768"
+
+
 def test_what_an_evaluator_raised_is_printed_with_its_traceback(settings: Settings) -> None:
     trace = "Traceback (most recent call last):\n" + "  File x\n" * 30 + "ZeroDivisionError: \x1b[31mby zero\n"
     artifacts = {"evaluator_traceback": blob_store.of(settings).put(trace.encode()).ref}
