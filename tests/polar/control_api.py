@@ -13,10 +13,11 @@ OPENED = {"session_id": "t.0", "key": "sk", "expires_at": "2026-11-21T17:50:15Z"
 
 
 class Api:
-    """The answer to every request, or to all but a close, and the requests so far."""
+    """The answer to every request, or to all but a close and the model API's list of models, and the requests so far."""
 
     answer: tuple[int, object] = (201, b"")
     closing: tuple[int, object] | None = None
+    models: tuple[int, object] | None = None
     asked: Requests
 
 
@@ -24,8 +25,14 @@ class Api:
 def played(folder: Path) -> Iterator[Settings]:
     """The settings that lead to it."""
     (folder / "token").write_text("secret\n")
-    Api.closing = None
-    with serving_by_path(lambda path, _: (path.endswith("/close") and Api.closing) or Api.answer) as (url, Api.asked):
+    Api.closing = Api.models = None
+
+    def answered(path: str, _: object) -> tuple[int, object]:
+        if path.endswith("/close"):
+            return Api.closing or Api.answer
+        return (path.startswith("/v1/models/") and Api.models) or Api.answer
+
+    with serving_by_path(answered) as (url, Api.asked):
         yield Settings(data=folder, control_url=f"{url}/", control_token_file=folder / "token")
 
 

@@ -84,7 +84,7 @@ def run(env: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Comp
     )
 
 
-PATHS = ["/v1/sessions", "/v1/responses", "/v1/sessions/t.0/close"]
+OPEN, MODEL, _, CLOSE = PATHS = ["/v1/sessions", "/v1/models/m", "/v1/responses", "/v1/sessions/t.0/close"]
 
 
 def test_a_client_has_our_streams_folder_and_arguments_and_we_have_its_exit_code(
@@ -93,8 +93,8 @@ def test_a_client_has_our_streams_folder_and_arguments_and_we_have_its_exit_code
     ended = run(env, tmp_path, "7", "--deep", "a b")
     assert (ended.returncode, ended.stdout) == (7, "work --deep a b\n"), ended.stderr
     assert [path for path, _, _ in Api.asked] == PATHS
-    assert Api.asked[1][1:] == ("Bearer sk", {"model": "m", "input": "a question"})
-    assert Api.asked[2][2] == {}, "no reward"
+    assert Api.asked[2][1:] == ("Bearer sk", {"model": "m", "input": "a question"})
+    assert Api.asked[3][2] == {}, "no reward"
     assert "polar: t.0 is open until 2026-11-21T17:50:15Z" in ended.stderr
     folder = tmp_path / "data" / "clients" / "t.0"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -110,7 +110,7 @@ def test_a_signal_reaches_the_client_and_the_session_is_closed(
     number: signal.Signals, env: dict[str, str], tmp_path: Path
 ) -> None:
     with subprocess.Popen(
-        command("codex", "--", "wait"),
+        command("codex", "--model", "m", "--", "wait"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -185,6 +185,7 @@ def test_what_can_not_be_run_opens_nothing(here: None) -> None:
 
 
 def test_what_open_prints_for_a_client_is_for_a_shell(here: None, tmp_path: Path) -> None:
+    Api.models = 200, {"id": "m", "max_model_len": 32_768}
     code, stdout, stderr = polar("session", "open", "--for", "pi", "--model", "m")
     assert code == 0
     shown = subprocess.run(["sh", "-c", stdout + "env"], capture_output=True, text=True, check=True, env={}).stdout
@@ -193,7 +194,8 @@ def test_what_open_prints_for_a_client_is_for_a_shell(here: None, tmp_path: Path
         assert line in shown.splitlines()
     assert all(line.startswith("export ") for line in stdout.splitlines())
     assert "polar: start pi with these arguments: --provider polar --model m\n" in stderr
-    assert json.loads((folder / ".pi/agent/models.json").read_text())["providers"]["polar"]["models"][0]["id"] == "m"
+    (model,) = json.loads((folder / ".pi/agent/models.json").read_text())["providers"]["polar"]["models"]
+    assert (model["id"], model["contextWindow"]) == ("m", 32_768)
 
 
 def test_what_open_prints_for_a_client_is_for_programs(here: None) -> None:
@@ -206,14 +208,14 @@ def test_what_open_prints_for_a_client_is_for_programs(here: None) -> None:
 
 def test_settings_that_can_not_be_written_close_the_session(here: None, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
-    for arguments in (("open", "--for", "codex"), ("run", "codex")):
+    for arguments in (("open", "--for", "codex", "--model", "m"), ("run", "codex", "--model", "m")):
         Api.asked.clear()
         code, _, stderr = polar("session", *arguments)
         assert (code, "the settings of codex can't be written" in stderr) == (3, True), stderr
-        assert [path for path, _, _ in Api.asked] == [PATHS[0], PATHS[2]]
+        assert [path for path, _, _ in Api.asked] == [OPEN, MODEL, CLOSE]
 
 
 def test_settings_that_fail_in_a_way_we_do_not_know_close_the_session(here: None) -> None:
     with pytest.raises(AssertionError, match="surrogates"):  # the command's own error
         polar("session", "open", "--for", "codex", "--model", "\udcff")
-    assert [path for path, _, _ in Api.asked] == [PATHS[0], PATHS[2]]
+    assert [path for path, _, _ in Api.asked] == [OPEN, "/v1/models/%3F", CLOSE]
