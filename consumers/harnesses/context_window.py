@@ -42,9 +42,9 @@ def engines_context(model: ModelAccess) -> int | None:
 
     Waits at most `ASK_S`.
     """
-    url = f"{model.proxy_url}/v1/models/{quote(model.model_name, errors="replace")}"
+    name = quote(model.model_name, errors="replace")
     try:
-        answer = http_json.send(url, token=model.key, timeout_s=ASK_S)
+        answer = http_json.send(f"{model.proxy_url}/v1/models/{name}", token=model.key, timeout_s=ASK_S)
         return _decode(answer.body).max_model_len if answer.status == 200 else None
     except (http_json.NoAnswerError, msgspec.DecodeError):
         return None
