@@ -21,7 +21,7 @@ def draw_refused(page: Page, refused: Sequence[RefusedRequest]) -> None:
         return
     page.heading("Refused requests")
     shown = refused[-SHOWN:]
-    page.line(f"{counted(refused)}; they are no calls{_which(refused, shown)}", indent=2)
+    page.line(f"{counted(refused)} before a call was made{_which(refused, shown)}", indent=2)
     page.table(
         ["at", "request", ">status", "message"],
         ([_time(one), f"{one.method} {one.path}", one.status, one.message] for one in shown),
@@ -39,12 +39,12 @@ def summary(refused: Sequence[RefusedRequest]) -> str:
     """The number of requests, and what became of the last one, for a line of its own."""
     last = refused[-1]
     message = last.message if len(last.message) <= WORDS_LIMIT else last.message[:WORDS_LIMIT] + "…"
-    request = "" if len(refused) == 1 else "the last: "
-    return escaped_line(f"{counted(refused)}: {request}{last.method} {last.path} got {last.status}, {message}")
+    which = ":" if len(refused) == 1 else ", the last:"
+    return escaped_line(f"{counted(refused)}{which} {last.method} {last.path} got {last.status}, {message}")
 
 
 def _which(refused: Sequence[RefusedRequest], shown: Sequence[RefusedRequest]) -> str:
-    return "" if len(shown) == len(refused) else f", and these are the last {len(shown)} on the log"
+    return "" if len(shown) == len(refused) else f"; these are the last {len(shown)} on the log"
 
 
 def _time(one: RefusedRequest) -> str:

@@ -132,7 +132,7 @@ def test_the_last_refused_requests_are_shown_with_their_number() -> None:
     lines = out.getvalue().splitlines()
     assert lines[1:3] == [
         "Refused requests",
-        "  the proxy refused 7 requests; they are no calls, and these are the last 5 on the log",
+        "  the proxy refused 7 requests before a call was made; these are the last 5 on the log",
     ]
     assert [line.split()[1:5] for line in lines[-5:]] == [
         [f"00:00:0{n}", "POST", f"/foo{n}", "404"] for n in range(2, 7)
@@ -142,9 +142,9 @@ def test_the_last_refused_requests_are_shown_with_their_number() -> None:
 
 def test_one_line_says_how_many_requests_were_refused_and_the_last() -> None:
     assert summary(refusals(1)) == "the proxy refused 1 request: POST /foo0 got 404, nothing is served at POST /foo0"
-    assert summary(refusals(3)).startswith("the proxy refused 3 requests: the last: POST /foo2 got 404, nothing")
+    assert summary(refusals(3)).startswith("the proxy refused 3 requests, the last: POST /foo2 got 404, nothing")
     many = [*refusals(REFUSED_WHOLE), replace(refusals(1)[0], requests=REFUSED_WHOLE, message="x\n" * 150)]
-    assert summary(many).startswith("the proxy refused at least 40 requests: the last: POST /foo0 got 404, x\\nx")
+    assert summary(many).startswith("the proxy refused at least 40 requests, the last: POST /foo0 got 404, x\\nx")
     assert len(summary(many)) < 500
 
 
