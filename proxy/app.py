@@ -36,6 +36,7 @@ from proxy.peers.forwarding import Forwarder
 from proxy.peers.ownership import Ownership
 from proxy.peers.routing import Router
 from proxy.policy import VersionAttribution
+from proxy.refused_requests import RefusedRequests
 from proxy.replay_store import ReplayStore
 from proxy.request_limits import PARSED_BYTES
 from proxy.routes import ModelApi
@@ -125,15 +126,17 @@ class Proxy:
         media = PromptMedia(self._blobs, self._metrics)
         replay = ReplayStore(self._blobs, self._metrics) if captures else None
         pipeline = Pipeline(engines, self._producer, self._capture, self._fleet, versions, self._metrics, media, replay)
+        authenticator = Authenticator(keyring, settings.namespace)
         self._model_api = ModelApi(
             dialects,
-            Authenticator(keyring, settings.namespace),
+            authenticator,
             routes,
             self._forwarder,
             ImageHosts(settings.image_hosts),
             ByteBudget(settings.large_bodies_mib * MIB),
             pipeline,
             self._metrics,
+            RefusedRequests(authenticator, self._capture.refused),
         )
         self._openings = SessionOpener(self._producer)
         token = control.token_in(settings.control_token_file)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -84,7 +85,7 @@ class Pipeline:
             self._count(call, CallOutcome.ANSWERED)
             return answer
         except RefusalError as refused:
-            return refused.copy()
+            return replace(refused, is_recorded=True)  # a copy, without traceback
         except asyncio.CancelledError:
             if call.ended is None:
                 raise

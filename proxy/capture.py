@@ -24,7 +24,7 @@ from proxy.session.claim_state import ClaimState
 from proxy.session.history import Transcript
 from proxy.session.logged_calls import LoggedCall
 from topics import completions
-from topics.completions import Disowned
+from topics.completions import Disowned, RefusedRequest
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError
 from topics.types.completion import CallError, CallOutcome, Completion, Medium, MessageDelta, TokenDelta
 from topics.types.session import task_id_of
@@ -36,6 +36,8 @@ DISOWN_S = 15 * 60.0
 PENDING = 10_000
 """Background records at a time: further ones are counted and lost."""
 RETRY_AFTER_S = 5
+
+ProxyRecord = Completion | Disowned | RefusedRequest
 
 log = structlog.get_logger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -97,16 +99,19 @@ class Capture:
     def unanswered(self, spec: CallSpec, outcome: CallOutcome, error: CallError) -> None:
         """Records a failed or abandoned call in the background."""
         record = msgspec.structs.replace(_completion(spec, outcome, TokenDelta(b"")), error=error)
-        self._start(self._record(record), "completion", spec.call_id)
+        self._start(self._record(record), record)
 
     def disown(self, spec: CallSpec, reason: str) -> None:
         """Records in the background that a call was never answered; `reason` as in `Disowned`."""
         self._metrics.disowned.labels(reason).inc()
         spec.claim.disown(spec.call_id)
         key = spec.claim.key
-        self._start(
-            self._disown(Disowned(spec.call_id, key.session_id, key.claim_id, reason)), "disowned", spec.call_id
-        )
+        record = Disowned(spec.call_id, key.session_id, key.claim_id, reason)
+        self._start(self._disown(record), record)
+
+    def refused(self, record: RefusedRequest) -> None:
+        """Records in the background that a request was refused."""
+        self._start(self._refuse(record), record)
 
     async def settle(self, deadline_s: float) -> None:
         """Waits for background records, then drops them."""
@@ -125,7 +130,13 @@ class Capture:
                 # That it failed, and why, matters more than its request.
                 await self._send(msgspec.structs.replace(record, messages=MessageDelta(b"[]"), tools=None))
         except (UnacknowledgedError, RecordTooLargeError) as error:
-            self._lost("completion", record.call_id, str(error))
+            self._lost(record, str(error))
+
+    async def _refuse(self, record: RefusedRequest) -> None:
+        try:
+            await self._send(record)
+        except UnacknowledgedError as error:
+            self._lost(record, str(error))
 
     async def _disown(self, record: Disowned) -> None:
         ends = time.monotonic() + DISOWN_S
@@ -134,32 +145,41 @@ class Capture:
                 return await self._send(record)
             except UnacknowledgedError as error:
                 if time.monotonic() > ends:
-                    return self._lost("disowned", record.call_id, str(error))
+                    return self._lost(record, str(error))
             # The send may have failed at once.
             await asyncio.sleep(1.0)
 
-    def _lost(self, record: str, call_id: str, reason: str) -> None:
-        self._metrics.unrecorded.labels(record).inc()
-        log.warning("record lost", action="record_lost", record=record, call_id=call_id, reason=reason)
+    def _lost(self, record: ProxyRecord, reason: str) -> None:
+        tag = str(record.__struct_config__.tag)
+        self._metrics.unrecorded.labels(tag).inc()
+        call_id = None if isinstance(record, RefusedRequest) else record.call_id
+        log.warning(
+            "record lost",
+            action="record_lost",
+            record=tag,
+            session_id=record.session_id,
+            call_id=call_id,
+            reason=reason,
+        )
 
-    async def _send(self, record: Completion | Disowned) -> None:
+    async def _send(self, record: ProxyRecord) -> None:
         session_id = record.session_id
         await self._producer.send(
             completions.TOPIC, record, key=session_id, task_id=task_id_of(session_id), deadline_s=ACK_S
         )
 
-    def _start(self, work: Coroutine[Any, Any, None], record: str, call_id: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], record: ProxyRecord) -> None:
         if len(self._background) >= PENDING:
             work.close()
-            self._lost(record, call_id, f"{PENDING} records are under way")
+            self._lost(record, f"{PENDING} records are under way")
             return
-        task = asyncio.get_running_loop().create_task(work, name=f"record {record}")
+        task = asyncio.get_running_loop().create_task(work, name=f"record {record.__struct_config__.tag}")
         self._background.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._background.discard(task)
             if task.cancelled():
-                self._lost(record, call_id, "the proxy was stopped before it was acknowledged")
+                self._lost(record, "the proxy was stopped before it was acknowledged")
 
         task.add_done_callback(ended)
 

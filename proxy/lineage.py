@@ -51,7 +51,7 @@ def lineage_of(headers: Mapping[str, str]) -> dict[str, str] | None:
         found["request"] = turn.request_kind
         found["source"] = turn.thread_source
         found["parent_thread"] = found["parent_thread"] or turn.parent_thread_id
-    return {name: _text(value) for name, value in found.items() if value} or None
+    return {name: log_text(value) for name, value in found.items() if value} or None
 
 
 def client_of(headers: Mapping[str, str]) -> str | None:
@@ -63,12 +63,12 @@ def client_of(headers: Mapping[str, str]) -> str | None:
 @lru_cache(maxsize=256)
 def _client(agent: str) -> str:
     """All calls of a client send the same text, so it is cleaned once."""
-    return _text(agent)
+    return log_text(agent)
 
 
-def _text(value: str) -> str:
+def log_text(value: str, limit: int = VALUE_LIMIT) -> str:
     """A value for the log: without keys, which some client sends as its session, and without the lone surrogates that aiohttp makes."""
-    return redacted(value)[:VALUE_LIMIT].encode(errors="replace").decode()
+    return redacted(value)[:limit].encode(errors="replace").decode()
 
 
 def _turn(metadata: str) -> _TurnMetadata:

@@ -27,10 +27,11 @@ from proxy.peers import forwarding
 from proxy.peers.forwarding import Forwarder, PeerError
 from proxy.peers.ownership import Peer
 from proxy.peers.routing import MisdirectedError, RoutedReply, Router
+from proxy.refused_requests import RefusedRequests
 from proxy.request_limits import require_head, require_values
 from proxy.session.claim_state import ClaimState
 from proxy.session.reply import SharedCalls
-from proxy.session_key import PATH_PREFIX, key_of, path_of
+from proxy.session_key import KEY_PREFIX, PATH_PREFIX, key_of, path_of
 from proxy.streaming import JSON, refusal_from, respond
 from topics.environment.keys import KeyClaims
 from topics.environment.redaction import redacted, redacted_bytes
@@ -60,6 +61,7 @@ class ModelApi:
         budget: ByteBudget,
         pipeline: Pipeline,
         metrics: ProxyMetrics,
+        refused: RefusedRequests,
     ) -> None:
         self._dialects = dialects
         self._authenticator = authenticator
@@ -70,6 +72,7 @@ class ModelApi:
         self._pipeline = pipeline
         self._intake = Intake(pipeline, metrics)
         self._metrics = metrics
+        self._refused = refused
         self._replies: dict[int, SharedCalls | RoutedReply] = {}
         """Of the requests in flight, by the request's `id`."""
         self.draining = False
@@ -99,9 +102,9 @@ class ModelApi:
             for prefix in ("", PATH_PREFIX):
                 app.router.add_route(method, prefix + path, self._handler(candidates))
         app.router.add_route("GET", last_call.PATH, self._handler([(self._dialects[0], self._last_call)]))
-        app.router.add_route(
-            "*", r"/{path:[\s\S]*}", self._handler([(dialect, self._unknown) for dialect in self._dialects])
-        )
+        unknown = self._handler([(dialect, self._unknown) for dialect in self._dialects])
+        for prefix in (KEY_PREFIX, ""):
+            app.router.add_route("*", prefix + r"/{path:[\s\S]*}", unknown)
         return app
 
     def _handler(
@@ -226,9 +229,13 @@ class ModelApi:
         raise RefusalError(Refusal.NOT_FOUND, f"nothing is served at {request.method} {path_of(request)[:200]}")
 
     def _refusal(self, request: web.Request, dialect: Dialect, refused: RefusalError) -> web.Response:
-        if self._forwarder.sender_as_of(request) is not None:
+        is_forwarded = self._forwarder.sender_as_of(request) is not None
+        if is_forwarded and self.draining:
             # The next owner answers what this proxy refuses because it stops.
-            return forwarding.not_owner() if self.draining else forwarding.refusal(refused)
+            return forwarding.not_owner()
+        self._refused.add(request, refused)
+        if is_forwarded:
+            return forwarding.refusal(refused)
         self._metrics.refusals.labels(refused.refusal.code).inc()
         headers = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
         if refused.refusal is Refusal.CLOSED:

@@ -18,6 +18,8 @@ IN_PATH = "polar_key"
 """Name of the key in the route's pattern."""
 PATH_PREFIX = f"/s/{{{IN_PATH}}}"
 """Allowed in front of any path: `/s/<key>/v1/messages`."""
+KEY_PREFIX = f"/s/{{{IN_PATH}:{re.escape(PREFIX)}[^/]*}}"
+"""The same for paths that nobody serves: only what has our prefix is a key there."""
 MISPLACED = re.compile(re.escape(PREFIX) + "[^/]*")
 """A key elsewhere in a path: a base URL was put together wrongly."""
 

@@ -1,8 +1,8 @@
 """`polar.completions`: a session's calls, and the records that begin and end their collection for a trajectory.
 
-Written by the proxy (Completion, Disowned), the coordinator (Open, Build, CloseGroup; transactional) and the builder (Emitted;
-transactional). Read by the builder, analytics and recovering proxies. Key: session id, or task id for groups. A session's records are in
-order.
+Written by the proxy (Completion, Disowned, RefusedRequest), the coordinator (Open, Build, CloseGroup; transactional) and the builder
+(Emitted; transactional). Read by the builder, analytics and recovering proxies. Key: session id, or task id for groups. A session's records
+are in order.
 """
 
 from __future__ import annotations
@@ -27,6 +27,38 @@ class Disowned(msgspec.Struct, frozen=True, tag="disowned", omit_defaults=True):
     claim_id: str
     reason: str
     """`unacknowledged`, `closed` or `hung_up`."""
+
+
+REFUSED_WHOLE = 20
+"""Number of a claim's refused requests of which a proxy records each. Of further ones it records one each time that their number has
+doubled."""
+
+
+class RefusedRequest(msgspec.Struct, frozen=True, tag="refused_request", omit_defaults=True):
+    """The proxy refused a request that had a valid key, and made no call of it. Sent in the background, so it may be lost.
+
+    A proxy records the first 20 of a claim, then one each time that their number has doubled.
+    """
+
+    session_id: str
+    attempt: int
+    claim_id: str
+    refused_at: int
+    """Unix ms on the proxy's clock."""
+    method: str
+    """At most 20 characters."""
+    path: str
+    """Without key and query, at most 200 characters."""
+    status: int
+    """HTTP status of the answer."""
+    code: str
+    """Stable, for programs: `invalid`, `not_found`, `too_large`, `slow`, `spent` or `upgrade`."""
+    message: str
+    """As in the answer, at most 300 characters."""
+    client: str | None = None
+    """As in `Completion`."""
+    requests: int = 1
+    """The requests that this record counts: this one, and those that this proxy refused since its last record of the claim."""
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
@@ -91,7 +123,7 @@ class Emitted(msgspec.Struct, frozen=True, tag="emitted", omit_defaults=True):
     """None for the group."""
 
 
-CallRecord = Completion | Disowned | Open | Build | CloseGroup | Emitted
+CallRecord = Completion | Disowned | RefusedRequest | Open | Build | CloseGroup | Emitted
 
 
 def flaw(record: CallRecord) -> str | None:
@@ -113,7 +145,7 @@ def task_of(record: CallRecord) -> str:
     return record.task_id if isinstance(record, CloseGroup | Emitted) else task_id_of(record.session_id)
 
 
-RECORDS = (Completion, Disowned, Open, Build, CloseGroup, Emitted)
+RECORDS = (Completion, Disowned, RefusedRequest, Open, Build, CloseGroup, Emitted)
 CODEC: Codec[CallRecord] = Codec(*RECORDS)
 TOPIC = Topic(
     name="completions",

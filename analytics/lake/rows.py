@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from topics import events
-from topics.completions import Disowned
+from topics.completions import Disowned, RefusedRequest
 from topics.events import Fact
 from topics.log import kafka
 from topics.types.completion import CallError, Completion, Sampling
@@ -51,6 +51,9 @@ def of_record(record: object, at: Row, output: str | None = None) -> Rows:
         case Disowned():
             values = _fields(record, "call_id", "session_id", "claim_id", "reason")
             yield "disowned", at | values | {"task_id": task_id_of(record.session_id)}
+        case RefusedRequest():
+            values = _fields(record, *RefusedRequest.__struct_fields__)
+            yield "refused_requests", at | values | {"task_id": task_id_of(record.session_id)}
         case Trajectory():
             yield from _trajectory(record, at | {"output": output})
         case GroupFinished():

@@ -221,6 +221,24 @@ DISOWNED = Table(
         Column("reason", TEXT, "unacknowledged, closed or hung_up"),
     ),
 )
+REFUSED_REQUESTS = Table(
+    "refused_requests",
+    "Requests with a valid key that the proxy refused, and made no call of. Of many of one claim only some have a row.",
+    (
+        *LOG,
+        *SESSION,
+        Column("attempt", INT, "of the session"),
+        Column("claim_id", TEXT, "the run claim whose key it used"),
+        Column("refused_at", INSTANT, "on the proxy's clock; null: outside the years 1970 to 9999"),
+        Column("method", TEXT, "HTTP method"),
+        Column("path", TEXT, "without key and query"),
+        Column("status", INT, "HTTP status of the answer"),
+        Column("code", TEXT, "invalid, not_found, too_large, slow, spent or upgrade"),
+        Column("message", TEXT, "as in the answer"),
+        Column("client", TEXT, "the client's User-Agent; null: it sent none"),
+        Column("requests", INT, "the requests that the row counts: this one, and those refused since the row before"),
+    ),
+)
 TRAJECTORIES = Table(
     "trajectories",
     "What sessions yielded, one row each; `nodes`, `traces` and `trajectory_calls` hold the rest of the record.",
@@ -380,7 +398,18 @@ VERIFICATIONS = Table(
 )
 TABLES = {
     table.name: table
-    for table in (EVENTS, COMPLETIONS, DISOWNED, TRAJECTORIES, TRAJECTORY_CALLS, TRACES, NODES, GROUPS, VERIFICATIONS)
+    for table in (
+        EVENTS,
+        COMPLETIONS,
+        DISOWNED,
+        REFUSED_REQUESTS,
+        TRAJECTORIES,
+        TRAJECTORY_CALLS,
+        TRACES,
+        NODES,
+        GROUPS,
+        VERIFICATIONS,
+    )
 }
 
 

@@ -12,7 +12,7 @@ from topics import completions, events, trajectories, verifications
 OUTPUTS = f"{trajectories.TOPIC.name}."
 TABLES = {
     events.TOPIC.name: ("events",),
-    completions.TOPIC.name: ("completions", "disowned"),
+    completions.TOPIC.name: ("completions", "disowned", "refused_requests"),
     verifications.TOPIC.name: ("verifications",),
 }
 """The tables with one row for each record of a topic; a trajectories topic has those of `OF_OUTPUT`."""

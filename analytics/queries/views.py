@@ -362,7 +362,30 @@ VERIFICATIONS = View(
     QUALIFY row_number() OVER (PARTITION BY trace_id, engine, output ORDER BY logged_at DESC, log_offset DESC) = 1
     """,
 )
-VIEWS = {view.name: view for view in (TASKS, CALLS, SESSIONS, STAGE_TIMES, TRACES, TRAJECTORIES, GROUPS, VERIFICATIONS)}
+REFUSED_REQUESTS = View(
+    "refused_requests",
+    "A request with a valid key that the proxy refused, such as one to a wrong path. It is no call. A proxy records the first 20 of a "
+    "session's claim, then one each time that their number has doubled.",
+    {
+        **SESSION,
+        "attempt": "of the session, from 1",
+        "method": "HTTP method",
+        "path": "without key and query, at most 200 characters",
+        "status": "HTTP status of the answer",
+        "code": "`invalid`, `not_found`, `too_large`, `slow` (its body didn't arrive), `spent` (the session's limits) "
+        "or `upgrade` (a WebSocket)",
+        "message": "as in the answer, at most 300 characters",
+        "client": "the client's User-Agent; null: it sent none",
+        "requests": "the requests that this row counts: this one, and those that weren't recorded before it; their sum is at least half of "
+        "all",
+        "refused_at": "when the proxy refused it",
+    },
+    "FROM lake.refused_requests",
+)
+VIEWS = {
+    view.name: view
+    for view in (TASKS, CALLS, SESSIONS, STAGE_TIMES, TRACES, TRAJECTORIES, GROUPS, VERIFICATIONS, REFUSED_REQUESTS)
+}
 """In an order in which each view uses only earlier ones."""
 
 

@@ -206,19 +206,32 @@ async def _print_result(found: Settings, session_id: str, reward: float | None, 
             Exit.FAILED,
         )
     say(f"{_result(row)} (polar show {session_id})")
-    _warn_of_no_answers(row, None if has_ended else reward)
+    _warn_of_no_answers(row, await _refused_in(found, row), None if has_ended else reward)
     if has_ended and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
         raise ended(f"{session_id} had ended already: the reward {reward:g} came too late", Exit.FAILED)
     if has_ended:
         note(f"{session_id} had ended already")
 
 
-def _warn_of_no_answers(row: SessionState, reward: float | None = None) -> None:
+async def _refused_in(found: Settings, row: SessionState) -> str | None:
+    """What the proxy refused of a session without calls; None if no refused request is known."""
+    from polar.cli.show.reading import read_refused
+    from polar.cli.show.refused import summary
+
+    if row.calls:
+        return None
+    try:
+        refused = await read_refused(found, row)
+    except NotReadyError:
+        return None  # a detail of a warning: the outcome is known
+    return summary(refused) if refused else None
+
+
+def _warn_of_no_answers(row: SessionState, refused: str | None = None, reward: float | None = None) -> None:
     """The row has the number of its calls and of trainable tokens, but not how many calls were answered."""
     if row.calls == 0:
-        note(
-            f"{row.session_id} has no calls: none came with its key, or all were refused; see `polar session open --for`"
-        )
+        why = refused or "none came with its key"
+        note(f"{row.session_id} has no calls: {why}; see `polar session open --for`")
     elif row.trainable_tokens == 0:
         note(
             f"{row.session_id} has no trainable tokens: its calls failed, or their answers can't be trained;"
@@ -241,7 +254,7 @@ async def _note_result(found: Settings, session_id: str) -> None:
         note(f"the trajectory of {session_id} isn't written yet: see `polar status {session_id}`")
         return
     note(f"{_result(row)} (polar show {session_id})")
-    _warn_of_no_answers(row)
+    _warn_of_no_answers(row, await _refused_in(found, row))
 
 
 def _close(found: Settings, session_id: str) -> None:

@@ -171,5 +171,10 @@ def _refusal_in(body: bytes) -> RefusalError:
     except (msgspec.DecodeError, KeyError):
         return RefusalError(Refusal.UNAVAILABLE, "another proxy failed; try again", retry_after_s=1)
     return RefusalError(
-        kind, refused.message, field=refused.field, retry_after_s=refused.retry_after_s, context=refused.context
+        kind,
+        refused.message,
+        field=refused.field,
+        retry_after_s=refused.retry_after_s,
+        context=refused.context,
+        is_recorded=True,
     )

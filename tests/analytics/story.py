@@ -19,7 +19,7 @@ from analytics.lake import rows
 from analytics.lake.manifest import Lake
 from analytics.lake.rows import Row
 from analytics.writing.flush import flush
-from topics.completions import Disowned
+from topics.completions import Disowned, RefusedRequest
 from topics.events import Claimed, Evaluated, InitFinished, RunFinished, SessionOpenRequested, TaskSubmitted
 from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
 from topics.types.errors import Kind, SessionError
@@ -56,7 +56,7 @@ def _topic(record: object) -> str:
         return "trajectories"
     if isinstance(record, Verification):
         return "verifications"
-    return "completions" if isinstance(record, Completion | Disowned) else "events"
+    return "completions" if isinstance(record, Completion | Disowned | RefusedRequest) else "events"
 
 
 def story() -> list[Told]:

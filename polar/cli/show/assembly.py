@@ -15,7 +15,7 @@ from consumers.token_tree.placement import place_calls
 from polar.cli.show.story import CallStory, Message, Story
 from topics.calls.claim_records import CallStanding, ClaimRecords
 from topics.calls.resolver import Conversations, DeltaError, Resolver
-from topics.completions import CallRecord, Emitted, Open
+from topics.completions import CallRecord, Emitted, Open, RefusedRequest
 from topics.types.completion import Completion
 from topics.types.session import Phase, SessionState, TaskState
 from topics.types.trajectory import ROOT, Call, Trajectory
@@ -35,6 +35,8 @@ class Log:
         self.late: set[str] = set()
         self.others = 0
         """Calls of other claims."""
+        self.refused: list[RefusedRequest] = []
+        """Of this claim."""
         self.is_open = is_open
         self.emitted_at: int | None = None
         """When its trajectory was written, unix ms on the builder's clock."""
@@ -57,6 +59,8 @@ class Log:
                 self.calls[record.call_id] = record
                 if standing is CallStanding.LATE:
                     self.late.add(record.call_id)
+            case RefusedRequest() if record.claim_id == self._records.claim_id:
+                self.refused.append(record)
             case Emitted():
                 self.emitted_at = written_at
         return self
@@ -84,7 +88,8 @@ def assemble(task: TaskState, session: SessionState, log: Log, trajectory: Traje
             gap=_gap(resolver, record),
         )
         calls.append(call)
-    return Story(task, session, calls, tree.messages, trajectory, _notes(session, log, trajectory, len(lost)))
+    notes = _notes(session, log, trajectory, len(lost))
+    return Story(task, session, calls, tree.messages, trajectory, notes, log.refused)
 
 
 class MessageTree:

@@ -16,6 +16,7 @@ from polar.cli.output import note, print_json, say
 from polar.cli.show.document import call_document, document
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces
 from polar.cli.show.page import Page
+from polar.cli.show.refused import draw_refused
 from polar.cli.show.story import CallStory, Story
 from polar.cli.show.tokens import draw_tokens
 from polar.cli.show.transcript import draw_call, draw_transcript
@@ -72,6 +73,7 @@ def show(
 def _draw(page: Page, story: Story, found: Settings, again: str, *, with_tokens: bool) -> None:
     draw_head(page, story)
     draw_calls(page, story)
+    draw_refused(page, story.refused)
     draw_transcript(page, story)
     if with_tokens:
         draw_tokens(page, story, found)

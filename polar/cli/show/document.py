@@ -18,6 +18,7 @@ from polar.cli.show.detokenize import detokenize
 from polar.cli.show.overview import size_of
 from polar.cli.show.runs import Run, runs
 from polar.cli.show.story import CallStory, Story
+from topics.completions import RefusedRequest
 from topics.environment import blob_store
 from topics.environment.settings import Settings
 from topics.types.completion import Completion
@@ -46,6 +47,7 @@ def document(story: Story, settings: Settings, *, with_texts: bool) -> dict[str,
         "accounting": msgspec.structs.asdict(session.accounting),
         "notes": story.notes,
         "calls": [call_document(call) for call in story.calls],
+        "refused_requests": [refused_document(request) for request in story.refused],
         "messages": [{"parent": _index(one.parent), "message": one.body} for one in story.messages],
         "artifacts": [{"name": name, "ref": ref, "size": size_of(blobs, ref)} for name, ref in story.artifacts.items()],
         **(_of_trajectory(trajectory, settings, with_texts) if trajectory else {"traces": None, "stats": None}),
@@ -76,6 +78,10 @@ def call_document(story: CallStory) -> dict[str, Any]:
         "tools": story.tools,
         "record": None if story.record is None else _record(story.record),
     }
+
+
+def refused_document(request: RefusedRequest) -> dict[str, Any]:
+    return picked(request, "refused_at method path status code message client requests")
 
 
 def _record(record: Completion) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from polar.cli.show.assembly import Log, assemble
 from polar.cli.show.story import Story
 from polar.client import require_topic
 from topics import completions, sessions, trajectories
+from topics.completions import RefusedRequest
 from topics.contract.topic import HOUR_MS, Topic
 from topics.environment.settings import Settings
 from topics.log import admin, kafka
@@ -91,6 +92,12 @@ async def _read_log(settings: Settings, session: SessionState, partition: int) -
             if log.emitted_at is not None:
                 break
     return log
+
+
+async def read_refused(settings: Settings, session: SessionState) -> list[RefusedRequest]:
+    """The requests of the session that the proxy refused before they became calls, in log order."""
+    partition = await _partition(settings, completions.TOPIC, session.task_id)
+    return (await _read_log(settings, session, partition)).refused
 
 
 async def _find_trajectory(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from topics.completions import RefusedRequest
 from topics.types.completion import Completion
 from topics.types.session import SessionState, TaskState
 from topics.types.trajectory import ROOT, Call, Trajectory
@@ -72,6 +73,8 @@ class Story:
     trajectory: Trajectory | None
     notes: list[str]
     """Sentences about missing data, and where it is."""
+    refused: list[RefusedRequest]
+    """Requests that the proxy refused before they became calls, in log order."""
 
     @property
     def artifacts(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
 from tests.topics.specimens import any_of, full, tag
 from topics import completions, events
-from topics.completions import Disowned
+from topics.completions import Disowned, RefusedRequest
 from topics.types.completion import (
     CallError,
     CallOutcome,
@@ -41,7 +41,7 @@ from topics.verifications import Verification
 ORIGIN: Row = {"log_partition": 3, "log_offset": 2**40, "logged_at": 1_700_000_000_123}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LOGPROBS = st.lists(st.floats(width=32, allow_nan=False), max_size=4).map(pack_logprobs)
-KEPT = (*events.RECORDS, Completion, Disowned, GroupFinished, Trajectory, Verification)
+KEPT = (*events.RECORDS, Completion, Disowned, RefusedRequest, GroupFinished, Trajectory, Verification)
 WORDS = st.binary(max_size=5).map(lambda data: np.frombuffer(data * 4, "<i4").tobytes())
 """Packed values: any, but whole ones."""
 
@@ -291,6 +291,14 @@ def test_a_group_and_a_disowned_call_are_in_their_rows(
     assert all(row[name] == getattr(group, name) for name in GroupFinished.__struct_fields__ if name != "rebuilt")
     (row,) = stored(call, folder)["disowned"]
     assert all(row[name] == getattr(call, name) for name in Disowned.__struct_fields__)
+
+
+def test_a_refused_request_is_in_its_row(tmp_path: Path) -> None:
+    request = RefusedRequest("t.0", 2, "claim", 1000, "POST", "/foo", 404, "not_found", "nothing", "curl/8", 20)
+    (row,) = stored(request, tmp_path)["refused_requests"]
+    assert row["task_id"] == "t"
+    assert row["refused_at"] == EPOCH + timedelta(seconds=1)
+    assert all(row[name] == getattr(request, name) for name in RefusedRequest.__struct_fields__ if name != "refused_at")
 
 
 def disowned(call_id: str = "c", **more: Any) -> Row:

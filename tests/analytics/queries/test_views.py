@@ -17,6 +17,7 @@ from analytics.lake import schema
 from analytics.lake.manifest import EMPTY, File, Lake
 from analytics.queries import views
 from tests.analytics.story import NOON, call, story, submitted, write, yielded
+from topics.completions import RefusedRequest
 from topics.environment.settings import Settings
 from topics.events import InitFinished, SessionOpenRequested
 from topics.types.completion import PolicySpan
@@ -268,6 +269,17 @@ def test_a_trace_has_its_newest_verification_in_each_output(tmp_path: Path) -> N
     with opened(write(tmp_path, [(0, first), (1, rebuilt), (2, again)])) as connection:
         found = rows(connection, "SELECT trace_id, output, publication, p99 FROM verifications ORDER BY p99")
     assert found == [("t.0/a", "rebuilt", None, 0.0), ("t.0/a", None, 7, 0.25)]
+
+
+def test_refused_requests_are_counted_by_their_rows_and_are_no_calls(tmp_path: Path) -> None:
+    records = [
+        (1.0 + n, RefusedRequest("t.0", 1, "claim", 1000, "POST", "/foo", 404, "not_found", "no", requests=number))
+        for n, number in enumerate((1, 20))
+    ]
+    with opened(write(tmp_path, records)) as connection:
+        found = "SELECT session_id, task_id, path, status, sum(requests) FROM refused_requests GROUP BY ALL"
+        assert rows(connection, found) == [("t.0", "t", "/foo", 404, 21)]
+        assert rows(connection, "FROM calls") == []
 
 
 def test_what_a_duplicate_of_a_task_says_does_not_count(tmp_path: Path) -> None:

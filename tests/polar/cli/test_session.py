@@ -71,7 +71,16 @@ def test_a_session_without_answers_is_reported(
     row = SessionState(
         "t.0", "t", 0, Phase.ENDED, 0, status=Status.COMPLETED, calls=calls, trainable_tokens=trainable_tokens
     )
-    _warn_of_no_answers(row, reward)
+    _warn_of_no_answers(row, None, reward)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(words)
     assert all(line.startswith(f"polar: {start}") for line, start in zip(lines, words, strict=True))
+
+
+def test_a_session_without_calls_says_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    row = SessionState("t.0", "t", 0, Phase.ENDED, 0, status=Status.COMPLETED)
+    _warn_of_no_answers(row, "the proxy refused 1 request: POST /foo got 404, nothing is served at POST /foo")
+    assert capsys.readouterr().err == (
+        "polar: t.0 has no calls: the proxy refused 1 request: POST /foo got 404, nothing is served at POST /foo;"
+        " see `polar session open --for`\n"
+    )

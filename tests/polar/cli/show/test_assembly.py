@@ -11,7 +11,7 @@ from proxy.chat import Message
 from tests.consumers.token_tree.transcripts import build_record
 from tests.polar.cli.show.recording import TASK, Recording, a_session, row, says
 from topics.calls.resolver import Resolver
-from topics.completions import CallRecord, Disowned, Emitted, Open
+from topics.completions import CallRecord, Disowned, Emitted, Open, RefusedRequest
 from topics.types.completion import Completion
 from topics.types.session import Phase, SessionState
 from topics.types.trajectory import Trajectory
@@ -108,6 +108,17 @@ def test_calls_of_another_claim_are_counted_and_those_after_build_are_late() -> 
     assert log.late == {second.call_id}
     assert log.disowned == {}
     assert log.emitted_at == 5
+
+
+def test_refused_requests_of_the_claim_are_told_apart_from_its_calls() -> None:
+    recording = a_session()
+    ours, others = (
+        RefusedRequest("t.0", 1, claim, 5, "POST", "/foo", 404, "not_found", "nothing is served")
+        for claim in ("claim", "x")
+    )
+    told = assemble(TASK, row(log_offset=0), log_of(OPEN, others, ours, *recording.calls), None)
+    assert told.refused == [ours]
+    assert [call.call for call in told.calls] == [call.call for call in story(recording).calls]
 
 
 def test_calls_that_have_left_the_log_are_told_from_the_trajectory() -> None:

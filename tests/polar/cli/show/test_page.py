@@ -21,12 +21,13 @@ from polar.cli.show.assembly import Log, assemble
 from polar.cli.show.document import document
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces, in_tree_order
 from polar.cli.show.page import LINE, Page, duration, shorten
+from polar.cli.show.refused import draw_refused, summary
 from polar.cli.show.story import Story
 from polar.cli.show.tokens import draw_tokens
 from polar.cli.show.transcript import draw_call, draw_transcript
 from proxy.chat import Message
 from tests.polar.cli.show.recording import TASK, Recording, a_session, calls_tool, row, says
-from topics.completions import Open
+from topics.completions import REFUSED_WHOLE, Open, RefusedRequest
 from topics.environment import blob_store
 from topics.environment.settings import Settings
 from topics.types.completion import CallError
@@ -58,6 +59,7 @@ def drawn(told: Story, *, is_full: bool = False, terminal: bool = False, width: 
     page = Page(is_full=is_full, console=Console(file=out, width=width, **colours))
     draw_head(page, told)
     draw_calls(page, told)
+    draw_refused(page, told.refused)
     draw_transcript(page, told)
     draw_tokens(page, told, NOWHERE)
     draw_traces(page, told)
@@ -83,7 +85,9 @@ def hostile(text: str) -> Story:
     )
     recording.failed("c", asked, CallError(text, text, 500))
     error = SessionError("run", Kind.AGENT, "exit_code", text)
-    return story(recording, error=error, artifacts={text: f"blob:{text}"})
+    told = story(recording, error=error, artifacts={text: f"blob:{text}"})
+    told.refused.append(RefusedRequest("t.0", 1, "claim", 0, text, text, 404, "not_found", text, text))
+    return told
 
 
 def escapes(out: str) -> list[str]:
@@ -108,6 +112,40 @@ def test_nothing_of_anyones_text_steers_a_pipe_a_terminal_or_json_which_holds_it
     assert out.isascii()
     assert out.replace("\n", "").isprintable()
     assert {"role": "user", "content": text} in [one["message"] for one in json.loads(out)["messages"]]
+
+
+def refusals(number: int) -> list[RefusedRequest]:
+    return [
+        RefusedRequest(
+            "t.0", 1, "claim", 1000 * n, "POST", f"/foo{n}", 404, "not_found", f"nothing is served at POST /foo{n}"
+        )
+        for n in range(number)
+    ]
+
+
+def test_the_last_refused_requests_are_shown_with_their_number() -> None:
+    out = StringIO()
+    page = Page(console=Console(file=out, width=120))
+    draw_refused(page, [])
+    assert out.getvalue() == ""
+    draw_refused(page, refusals(7))
+    lines = out.getvalue().splitlines()
+    assert lines[1:3] == [
+        "Refused requests",
+        "  the proxy refused 7 requests before a call was made; these are the last 5 on the log",
+    ]
+    assert [line.split()[1:5] for line in lines[-5:]] == [
+        [f"00:00:0{n}", "POST", f"/foo{n}", "404"] for n in range(2, 7)
+    ]
+    assert lines[-1].endswith("nothing is served at POST /foo6")
+
+
+def test_one_line_says_how_many_requests_were_refused_and_the_last() -> None:
+    assert summary(refusals(1)) == "the proxy refused 1 request: POST /foo0 got 404, nothing is served at POST /foo0"
+    assert summary(refusals(3)).startswith("the proxy refused 3 requests, the last: POST /foo2 got 404, nothing")
+    many = [*refusals(REFUSED_WHOLE), replace(refusals(1)[0], requests=REFUSED_WHOLE, message="x\n" * 150)]
+    assert summary(many).startswith("the proxy refused at least 40 requests, the last: POST /foo0 got 404, x\\nx")
+    assert len(summary(many)) < 500
 
 
 def test_markup_and_emoji_codes_are_text() -> None:

@@ -12,12 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from polar.cli.app import app
+from polar.cli.show.reading import read_refused
 from tests.consumers.token_tree.transcripts import build_record
 from tests.polar.cli.commands import polar, rows, write
 from tests.polar.cli.show.recording import PLAN, TASK, Recording, a_session, row
 from tests.serving import serving
 from topics import completions, sessions, trajectories
-from topics.completions import Emitted, Open
+from topics.completions import Emitted, Open, RefusedRequest
 from topics.environment import blob_store
 from topics.environment.settings import Settings
 from topics.log import admin
@@ -125,6 +126,20 @@ def test_what_an_evaluator_raised_is_printed_with_its_traceback(settings: Settin
     assert "  run agent/exit_code:\n    ended with 3\n  evaluate evaluation/evaluator_raised:\n" in out
     assert out.split("evaluator_traceback:\n")[1].splitlines()[0] == "    Traceback (most recent call last):"
     assert "    ZeroDivisionError: \\x1b[31mby zero\n" in out
+
+
+def test_what_was_refused_of_a_session_without_calls_is_shown(settings: Settings) -> None:
+    refused = RefusedRequest("t.0", 1, "claim", 1000, "POST", "/foo", 404, "not_found", "nothing is served", "curl/8")
+    log = [Open("t.0", 1, "claim"), refused, build_record(), Emitted("t", "t.0")]
+    offset, *_ = write(settings, *((completions.TOPIC, "t.0", record) for record in log))
+    state = row(log_offset=offset)
+    write(settings, *rows(TASK, state))
+    _, out, _ = show("t.0")
+    assert "the proxy refused 1 request before a call was made" in out
+    assert "POST /foo     404  nothing is served" in out
+    [shown] = json.loads(show("t.0", "--format", "json")[1])["refused_requests"]
+    assert (shown["path"], shown["status"], shown["client"], shown["requests"]) == ("/foo", 404, "curl/8", 1)
+    assert asyncio.run(read_refused(settings, state)) == [refused]
 
 
 def test_one_call_is_told_alone_by_number_or_id(settings: Settings) -> None:

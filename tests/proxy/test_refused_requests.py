@@ -1,0 +1,86 @@
+"""Requests that the proxy refuses before they are calls: what the log has of them. Kafka is real, the engine is the scripted one."""
+
+from __future__ import annotations
+
+import aiohttp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.scripted.engine import Engine as ScriptedEngine
+from polar.scripted.faults import Status
+from proxy.app import Proxy
+from proxy.refused_requests import counted_by
+from tests.proxy.conftest import Bench
+from topics.completions import REFUSED_WHOLE, CallRecord, RefusedRequest
+from topics.environment.keys import Limits
+from topics.types.completion import CallOutcome, Completion
+
+CHAT = "/v1/chat/completions"
+
+
+@given(st.integers(1, 10_000))
+def test_few_records_count_at_least_half_of_the_requests_and_all_of_the_first(number: int) -> None:
+    counts = [counted_by(each) for each in range(1, number + 1)]
+    total = sum(counts)
+    assert total == number if number <= REFUSED_WHOLE else number / 2 < total <= number
+    assert sum(map(bool, counts)) <= REFUSED_WHOLE + number.bit_length()
+
+
+async def test_a_refused_request_with_a_valid_key_is_on_the_log_and_is_no_call(
+    bench: Bench, scripted: ScriptedEngine, proxy: Proxy, http: aiohttp.ClientSession
+) -> None:
+    key, spent = bench.key(), bench.key(claim_id="c2", limits=Limits(calls=0))
+
+    async def status(method: str, path: str, key: str | None = key, body: object = None) -> int:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        async with http.request(method, proxy.url + path, json=body, headers=headers) as response:
+            return response.status
+
+    hello = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+    # Nobody's: a wrong key, and none.
+    assert await status("POST", "/v1/chat", key + "x") == 404
+    assert await status("POST", CHAT, None) == 401
+    # The session's.
+    assert await status("POST", f"/v1/chat?key={key}") == 404
+    assert await status("POST", f"/s/{key}/chat/{key}", None) == 404
+    assert await status("PUT", CHAT) == 404
+    assert await status("POST", CHAT, key, {"model": "any", "messages": 7}) == 400
+    assert await status("POST", CHAT, spent, hello) == 403
+    # A call's error is the call's.
+    scripted.faults.add(Status(400))
+    assert await status("POST", CHAT, key, hello) == 400
+    assert await status("POST", CHAT, key, hello) == 200
+
+    def are_there(log: list[CallRecord]) -> bool:
+        return sum(isinstance(record, Completion) for record in log) == 2 and len(refused(log)) == 5
+
+    log = await bench.log(are_there)
+    assert key not in str(log)
+    found = refused(log)
+    assert [(each.method, each.path, each.status, each.code) for each in found] == [
+        ("POST", "/v1/chat", 404, "not_found"),
+        ("POST", "/chat/…", 404, "not_found"),
+        ("PUT", CHAT, 404, "not_found"),
+        ("POST", CHAT, 400, "invalid"),
+        ("POST", CHAT, 403, "spent"),
+    ]
+    assert {(each.session_id, each.attempt, each.requests) for each in found} == {("t.0", 1, 1)}
+    assert [each.claim_id for each in found] == ["c1"] * 4 + ["c2"]
+    assert found[0].message == "nothing is served at POST /v1/chat"
+    assert "messages" in found[3].message
+    assert found[0].client is not None
+    assert found[0].client.startswith("Python")
+    calls = [record for record in log if isinstance(record, Completion)]
+    assert {call.outcome for call in calls} == {CallOutcome.FAILED, CallOutcome.ANSWERED}
+
+
+async def test_a_client_that_loops_doesnt_fill_the_log(bench: Bench, proxy: Proxy, http: aiohttp.ClientSession) -> None:
+    for _ in range(2 * REFUSED_WHOLE):
+        async with http.get(proxy.url + "/nowhere", headers={"X-Polar-Key": bench.key()}) as response:
+            assert response.status == 404
+    log = await bench.log(lambda log: sum(each.requests for each in refused(log)) == 2 * REFUSED_WHOLE)
+    assert len(refused(log)) == REFUSED_WHOLE + 1
+
+
+def refused(log: list[CallRecord]) -> list[RefusedRequest]:
+    return [record for record in log if isinstance(record, RefusedRequest)]
