@@ -17,6 +17,7 @@ import pytest
 
 from polar.trainer.groups import trained
 from tests.acceptance.up.running import STOP_S, Up, environment, trajectory
+from tests.clients.installing import of_preset
 from tests.consumers.harnesses.specimens import PI, PRESETS, Specimen
 from tests.serving import free_port
 from tests.waiting import until
@@ -26,7 +27,7 @@ from topics.types.trajectory import Trajectory
 
 pytestmark = [pytest.mark.harnesses, pytest.mark.timeout(1200)]
 
-RUN_S = 90
+RUN_S = 100
 """Most CLIs have given up by then; the others are still trying."""
 BEGUN_S = 300.0
 ENDED_S = 600.0
@@ -121,6 +122,8 @@ def outage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outage]:
 @pytest.fixture(scope="module")
 def killed(outage: Outage) -> dict[str, str]:
     """The session of each preset, whose engine is gone after its first answer, and for a second attempt."""
+    for each in PRESETS:
+        of_preset(str(each))  # not in the time of their sessions
     with outage.engine():
         sessions = {str(each): outage.submit(f"gone-{each}", each, max_attempts=2) for each in PRESETS}
         outage.await_first_call(*sessions.values())
