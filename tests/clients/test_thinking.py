@@ -26,7 +26,7 @@ REWRITING = {
 
 
 def thinking(trial: Trial) -> Trial:
-    turns = [{"reasoning": f"Thought {number} of this work.", **turn} for number, turn in enumerate(trial.turns)]
+    turns = [{**turn, "reasoning": f"Thought {number} of this work."} for number, turn in enumerate(trial.turns)]
     return replace(trial, turns=turns)
 
 
