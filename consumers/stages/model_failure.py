@@ -44,7 +44,8 @@ async def model_failure(proxy_url: str, key: str, exit_code: int | None) -> str 
             return f"no proxy told within {ASKING_S:g} s how the harness's last call ended"
         await asyncio.sleep(PAUSE_S)
     if answer.failure is not None:
-        return f"the harness's last model call failed ({answer.failure.code}): {answer.failure.message}"
+        status = "" if answer.failure.status is None else f", HTTP status {answer.failure.status}"
+        return f"the harness's last model call failed ({answer.failure.code}{status}): {answer.failure.message}"
     if answer.moved and exit_code:
         return "the session's proxy was replaced after the harness's last call, whose answer may have been lost"
     return None

@@ -111,7 +111,8 @@ class ConnectionPool:
         self._host, self._port = parts.hostname or "", parts.port or (443 if is_tls else 80)
         self._tls = True if is_tls else None
         self._path = parts.path
-        self._fixed = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nAccept-Encoding: identity\r\n"
+        self._address = parts.netloc.rpartition("@")[2]
+        self._fixed = f" HTTP/1.1\r\nHost: {self._address}\r\nAccept-Encoding: identity\r\n"
         self._api_key = api_key
         self._idle: list[Connection] = []
         """The longest idle first."""
@@ -175,7 +176,7 @@ class ConnectionPool:
                     Connection, self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
-            raise UnreachableError(f"no connection within {CONNECT_S:g} s") from None
+            raise UnreachableError(f"no connection to the engine at {self._address} within {CONNECT_S:g} s") from None
         except OSError as error:
-            raise UnreachableError(f"no connection to the engine: {error}") from None
+            raise UnreachableError(f"no connection to the engine at {self._address}: {error}") from None
         return connection

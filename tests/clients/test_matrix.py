@@ -7,7 +7,9 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +18,23 @@ from tests.acceptance.up.running import POLAR, Up, engine_record, environment, t
 from tests.clients.conftest import Tell
 from tests.clients.installing import Installed
 from tests.clients.trials import PROGRAMS, TRIALS, Trial
+from topics.types.trajectory import Trajectory
 
 CLIENT_S = 400
 """For one conversation: some libraries take a minute to import on a busy machine."""
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A client's work that is done."""
+
+    version: str
+    session_id: str
+    trajectory: Trajectory
+    output: str
+    """Of the client and of `polar session run`."""
 
 
 def on_path(folder: Path, name: str, installed: Installed) -> str:
@@ -34,8 +48,8 @@ def on_path(folder: Path, name: str, installed: Installed) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize("trial", TRIALS, ids=str)
-def test_a_client_works_with_what_a_session_sets_for_it(trial: Trial, up: Up, tmp_path: Path, tell: Tell) -> None:
+def worked(trial: Trial, up: Up, tmp_path: Path) -> Done:
+    """Installs the client and has it do its work through `polar session run`."""
     installed = trial.install()
     workspace, home = tmp_path / "work", tmp_path / "home"
     workspace.mkdir()
@@ -66,12 +80,22 @@ def test_a_client_works_with_what_a_session_sets_for_it(trial: Trial, up: Up, tm
     assert (workspace / "a.txt").read_text().strip() == "this is right", output
     match = re.search(r"polar: (\S+) is open until", ended.stderr)
     assert match is not None, output
-    found = trajectory(up, match[1])
+    return Done(installed.version, match[1], trajectory(up, match[1]), output)
+
+
+def engine_calls(up: Up, session_id: str) -> list[dict[str, Any]]:
+    """The session's calls that the engine answered."""
+    return [call for call in engine_record(up) if call["session_id"] == session_id]
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=str)
+def test_a_client_works_with_what_a_session_sets_for_it(trial: Trial, up: Up, tmp_path: Path, tell: Tell) -> None:
+    done = worked(trial, up, tmp_path)
+    found = done.trajectory
     main = [each for each in found.calls if each.kind == "main"]
-    sampled = [call for call in engine_record(up) if call["session_id"] == match[1]]
-    assert {each.dialect for each in found.calls} == {trial.dialect}, output
-    assert len(found.calls) == len(sampled), "every call is captured"
-    assert len(main) == len(trial.turns), output
+    assert {each.dialect for each in found.calls} == {trial.dialect}, done.output
+    assert len(found.calls) == len(engine_calls(up, done.session_id)), "every call is captured"
+    assert len(main) == len(trial.turns), done.output
     traces = [each for each in found.traces if each.kind == "main"]
     assert len(traces) == trial.traces, found.stats
-    tell(trial, installed.version, len(main), len(found.calls) - len(main), len(traces))
+    tell(trial, done.version, len(main), len(found.calls) - len(main), len(traces))

@@ -99,7 +99,7 @@ def _python(name: str, dialect: str, *packages: str, **more: Any) -> Trial:
         name,
         dialect,
         lambda: of_pypi(None, *packages),
-        lambda installed: [installed.python, script, instruction(name)],
+        lambda installed: [installed.python, script, instruction(name), dialect],
         **more,
     )
 
@@ -154,6 +154,7 @@ TRIALS = [
     ),
     _python("langchain", "openai_chat", "langchain-openai==1.7.4", "langchain==1.5.2"),
     _python("openai-agents", "openai_responses", "openai-agents==0.24.0"),
+    _python("openai-agents", "openai_chat", "openai-agents==0.24.0"),
     _python("pydantic-ai", "openai_chat", "pydantic-ai-slim[openai]==2.68.0"),
     _python("strands", "openai_chat", "strands-agents[openai]==1.62.0"),
     _python(

@@ -11,6 +11,7 @@ from consumers.stages.model_failure import model_failure
 from tests.serving import Answer, serving
 
 FAILED: Answer = (200, {"failure": {"code": "server_error", "message": "CUDA error"}})
+OVERLOADED: Answer = (200, {"failure": {"code": "overloaded", "message": "no room", "status": 503}})
 MOVED: Answer = (200, {"moved": True})
 BUSY: Answer = (503, {})
 
@@ -22,6 +23,7 @@ BUSY: Answer = (503, {})
         pytest.param([FAILED], 1, "server_error", id="failed"),
         pytest.param([FAILED], 0, "server_error", id="failed, and the harness reports success"),
         pytest.param([FAILED], None, "server_error", id="failed, and the harness's time was over"),
+        pytest.param([OVERLOADED], 1, "(overloaded, HTTP status 503): no room", id="the engine's status is named"),
         pytest.param([MOVED], 1, "proxy was replaced", id="moved"),
         pytest.param([MOVED], 0, None, id="moved after a harness that was done"),
         pytest.param([MOVED], None, None, id="moved, and the harness's time was over"),

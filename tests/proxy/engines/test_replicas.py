@@ -163,6 +163,7 @@ async def test_with_every_server_down_they_are_asked_all_the_same(engine: Replic
     with pytest.raises(EngineError) as fault:
         await engine.complete(ASKED, "t.0")
     assert (fault.value.code, refusal_of(fault.value).refusal) == ("unreachable", Refusal.UNAVAILABLE)
+    assert any(f"the engine at {url.removeprefix('http://')}: " in str(fault.value) for url in servers.urls)
     await servers.start(ranked("t.0", servers.urls)[0])
     await engine.complete(ASKED, "t.0")
     assert engine.healthy >= 1
@@ -256,7 +257,9 @@ async def test_a_host_that_answers_no_packet_is_unreachable(monkeypatch: pytest.
         url = f"http://127.0.0.1:{door.getsockname()[1]}"
         with socket.create_connection(door.getsockname()):
             async with opened([url]) as engine:
-                with pytest.raises(EngineError, match=r"no connection within 0\.1 s") as fault:
+                with pytest.raises(
+                    EngineError, match=rf"the engine at {url.removeprefix('http://')} within 0\.1 s"
+                ) as fault:
                     await engine.complete(ASKED, "t.0")
         assert fault.value.code == "unreachable"
 
