@@ -74,8 +74,9 @@ class Run:
         # Not in the run's budget: a slow bucket would be a time-out of an agent that never started.
         await fetch(self._context.blobs, [file for _, file in task.agent.files()], WAIT_S)
         budget = self._context.run_budget(ticket.budget_s)
-        access = await self._sized(self._access(task), task)
+        access = self._access(task)
         self._runtime = await self._context.attach(ticket.runtime, self._claim.id, task.runtime)
+        access = await self._sized(access, task)
         try:
             agent, self._warning = context_window.fitted(task.agent, access.context)
             harness = harness_of(agent)
