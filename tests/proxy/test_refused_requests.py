@@ -10,7 +10,7 @@ from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Status
 from proxy.app import Proxy
 from proxy.refused_requests import counted_by
-from tests.proxy.conftest import Bench
+from tests.proxy.conftest import Bench, proxied
 from topics.completions import REFUSED_WHOLE, CallRecord, RefusedRequest
 from topics.environment.keys import Limits
 from topics.types.completion import CallOutcome, Completion
@@ -72,6 +72,23 @@ async def test_a_refused_request_with_a_valid_key_is_on_the_log_and_is_no_call(
     assert found[0].client.startswith("Python")
     calls = [record for record in log if isinstance(record, Completion)]
     assert {call.outcome for call in calls} == {CallOutcome.FAILED, CallOutcome.ANSWERED}
+
+
+async def test_a_request_that_another_proxy_forwards_is_recorded_once(
+    bench: Bench, engine_url: str, proxy: Proxy, http: aiohttp.ClientSession
+) -> None:
+    headers = {"X-Polar-Key": bench.key(limits=Limits(calls=0))}
+    hello = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+    async with proxied(bench, engine_url) as other:
+        for each in (proxy, other):  # one of them owns the session
+            async with http.post(each.url + CHAT, json=hello, headers=headers) as response:
+                assert response.status == 403
+            # Refused by whichever proxy is asked.
+            async with http.get(each.url + "/nowhere", headers=headers) as response:
+                assert response.status == 404
+        log = await bench.log(lambda log: len(refused(log)) >= 4)
+    assert [each.status for each in refused(log)].count(403) == 2
+    assert len(refused(log)) == 4
 
 
 async def test_a_client_that_loops_doesnt_fill_the_log(bench: Bench, proxy: Proxy, http: aiohttp.ClientSession) -> None:

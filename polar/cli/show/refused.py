@@ -21,7 +21,7 @@ def draw_refused(page: Page, refused: Sequence[RefusedRequest]) -> None:
         return
     page.heading("Refused requests")
     shown = refused[-SHOWN:]
-    page.line(f"{counted(refused)} before a call was made{_which(refused, shown)}", indent=2)
+    page.line(f"{counted(refused)}{_which(refused, shown)}", indent=2)
     page.table(
         ["at", "request", ">status", "message"],
         ([_time(one), f"{one.method} {one.path}", one.status, one.message] for one in shown),
@@ -48,4 +48,4 @@ def _which(refused: Sequence[RefusedRequest], shown: Sequence[RefusedRequest]) -
 
 
 def _time(one: RefusedRequest) -> str:
-    return datetime.fromtimestamp(one.refused_at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(one.refused_at / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

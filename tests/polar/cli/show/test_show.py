@@ -135,7 +135,7 @@ def test_what_was_refused_of_a_session_without_calls_is_shown(settings: Settings
     state = row(log_offset=offset)
     write(settings, *rows(TASK, state))
     _, out, _ = show("t.0")
-    assert "the proxy refused 1 request before a call was made" in out
+    assert "the proxy refused 1 request\n" in out
     assert "POST /foo     404  nothing is served" in out
     [shown] = json.loads(show("t.0", "--format", "json")[1])["refused_requests"]
     assert (shown["path"], shown["status"], shown["client"], shown["requests"]) == ("/foo", 404, "curl/8", 1)
