@@ -35,8 +35,10 @@ def on_path(folder: Path, name: str, installed: Installed) -> str:
 
 
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
-def test_a_client_works_with_what_a_session_sets_for_it(trial: Trial, up: Up, tmp_path: Path, tell: Tell) -> None:
-    installed = trial.install()
+def test_a_client_works_with_what_a_session_sets_for_it(
+    trial: Trial, up: Up, tmp_path: Path, newest: bool, tell: Tell
+) -> None:
+    installed = trial.install(newest)
     workspace, home = tmp_path / "work", tmp_path / "home"
     workspace.mkdir()
     home.mkdir()
