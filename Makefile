@@ -48,8 +48,8 @@ test-hard: install ## kills of everything, outages, all pages of the docs; other
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
 
-test-clients: install ## every client of docs/clients.md for real; prints the page's table
-	$(BIN)/pytest -m clients tests/clients
+test-clients: install ## every client of docs/clients.md for real; prints the page's table; NEWEST=1 for the newest versions
+	$(BIN)/pytest -m clients tests/clients $(if $(NEWEST),--newest)
 
 locks: install ## renew the locks of the agent CLIs, after a change of a version; HARNESS="pi codex" for some
 	$(BIN)/python -m consumers.harnesses.relock $(HARNESS)

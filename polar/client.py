@@ -30,7 +30,7 @@ from topics.log.liveness import Leases
 from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Phase, SessionState, Stage, TaskState, task_id_of
-from topics.types.task import TaskRequest, body_hash, check_settings
+from topics.types.task import TaskRequest, body_hash, check_settings, check_version
 from topics.waiting.first_done import first_done
 
 BODY_LIMIT = tasks.TOPIC.max_bytes - 64 * 1024
@@ -231,7 +231,7 @@ class Client:
         """
         uploads = Uploads(blob_store.of(self.settings))
         complete = await asyncio.to_thread(lambda: [uploads.with_content(request, Path()) for request in requests])
-        bodies = {request.task_id: sized_body(request) for request in complete}
+        bodies = {request.task_id: await asyncio.to_thread(sized_body, request) for request in complete}
         hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
 
         def missing() -> list[str]:
@@ -297,7 +297,7 @@ class Client:
                 if samples > max_in_flight:
                     field = f"{request.task_id}: num_samples"
                     raise InputError(field, samples, f"more than {max_in_flight} sessions in flight; allow more")
-                body = sized_body(request)
+                body = await asyncio.to_thread(sized_body, request)
                 expected = body_hash(body)
                 _is_shown(table, request.task_id, expected)  # raises InputError for an id in use
                 await table.until(partial(has_room, samples), None)
@@ -403,8 +403,12 @@ async def require_topic(settings: Settings, topic: Topic) -> None:
 
 
 def sized_body(request: TaskRequest) -> bytes:
-    """The canonical body. Raises InputError if it is too large, or a plug-in refuses its settings."""
+    """The canonical body. Raises InputError if it is too large, a plug-in refuses its settings, or a package index lacks its version.
+
+    It may wait for the index for seconds.
+    """
     check_settings(request)
+    check_version(request)
     body = request.canonical()
     if len(body) > BODY_LIMIT:
         raise InputError(request.task_id, f"{len(body)} bytes", f"a task has at most {BODY_LIMIT} bytes")

@@ -52,6 +52,7 @@ class Harness(Protocol):
     - `mcp_transports`: the transports by which the program connects to `agent.mcp_servers`. `prepare` writes the servers.
     - `skills_folder`: where the program looks for its user's skills, relative to its home.
     - `instructions_file`: where the program reads its user's own instructions, relative to its home.
+    - `check_version`: for a class that installs `agent.version`. Raises InputError if the package index answers and lacks that version.
     - `client`: how a person starts the program (`preset.Client`). Such a class has `configure`, too: it writes the settings that `prepare`
       writes of the model, into a `Home`, and returns the variables that lead the program to them.
 

@@ -9,6 +9,9 @@ since; each preset owns its CLI's arguments.
 A CLI comes from a committed lock (`locks/`) that has a hash of every archive and no address. An installed folder is read-only. A process
 verifies all of it before the first use; later, before each session, it asks whether any of it was touched, and verifies again if so.
 What fails is installed again, never used.
+
+A task may choose another version (`agent.version`). That version has no lock: the installer resolves its dependencies, and the
+installation has an entry of its own, so it never passes for a locked one of a later Polar.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, Generic
+from typing import ClassVar, Generic, Self
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -39,16 +42,24 @@ from consumers.harnesses.preset import Client
 from consumers.harnesses.watch import Watch
 from topics.environment import cache
 from topics.types.agent import AgentSpec
-from topics.types.errors import NotReadyError
+from topics.types.errors import InputError, NotReadyError
 
 INSTALL_S = 840.0
 """Limit for one installation: less than other processes wait for it (`cache.WAIT_S`)."""
 PROGRESS_S = 3.0
 """Between two lines of progress: often enough to show that it works, without filling a log."""
+ASK_S = 8.0
+"""Limit for a registry to list a package's versions: `submit` waits for it, and npm or pip takes seconds to start on a busy machine."""
+SHOWN = 5
+"""Number of versions that a refusal names."""
+RELEASE = re.compile(r"[0-9.]+")
+"""A version that a refusal may name: a nightly build may be newer than all releases, and there are hundreds."""
 OUTPUT_LIMIT = 1000
 """Characters of an installer's output that an error repeats."""
 VERIFICATIONS = 3
 """Limit for verifications in a row. The second follows an installation; more mean that something keeps on writing there."""
+NO_SUCH_VERSION = 4
+"""Exit code of the process that installs a CLI, if the registry lacks the version; its last line has the reason."""
 LOCKS = Path(__file__).with_name("locks")
 
 log = structlog.get_logger()
@@ -62,6 +73,8 @@ class Failure:
     """The part of the output that shows the cause."""
     is_unreachable: bool = False
     is_disk_full: bool = False
+    lacks_version: bool = False
+    """The registry was asked, and has the CLI in no such version."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,8 @@ class Cli(ABC):
 
     installer: ClassVar[str]
     """The program that installs CLIs of this registry."""
+    version_form: ClassVar[str]
+    """Regular expression of one exact version: the installer takes other texts for ranges."""
     registry_variable: ClassVar[str]
     """The environment variable that makes the installer use another registry."""
     lock_suffix: ClassVar[str]
@@ -82,10 +97,22 @@ class Cli(ABC):
     """Approximate size on disk after the installation."""
     locks: Path = field(default=LOCKS, kw_only=True)
     """The folder with its lock."""
+    is_locked: bool = field(default=True, kw_only=True)
+    """Whether its packages come from its lock; otherwise the installer resolves them."""
+
+    def at(self, version: str | None) -> Self:
+        """This CLI at another version, without a lock. None: as it is. Raises InputError for a text that is no exact version."""
+        if version is None or version == self.version:
+            return self
+        if re.fullmatch(self.version_form, version) is None:
+            raise InputError(
+                "agent.version", version, f"must be one exact version of {self.package}, like {self.version}"
+            )
+        return replace(self, version=version, is_locked=False)
 
     @property
     def entry(self) -> str:
-        return f"{self.name}-{self.version}"
+        return f"{self.name}-{self.version}{'' if self.is_locked else '-unlocked'}"
 
     @property
     def folder(self) -> Path:
@@ -124,6 +151,10 @@ class Cli(ABC):
         """The registry that the installer is configured for. Raises NotReadyError if the installer doesn't run."""
 
     @abstractmethod
+    def listed_versions(self, limit_s: float) -> list[str]:
+        """The package's versions in the configured registry, newest first. Raises NotReadyError if it doesn't answer within `limit_s`."""
+
+    @abstractmethod
     def _steps(self, folder: Path, downloads: Path) -> Iterable[tuple[str, ...]]:
         """The installer's commands, in order. They keep their downloads in `downloads`."""
 
@@ -135,7 +166,10 @@ class Cli(ABC):
         """The meaning of the installer's output."""
 
     def install(self, announce: Callable[[str], None]) -> Path:
-        """Install it in the user's cache and return its folder. `announce` gets lines of progress. Raises NotReadyError, CacheError."""
+        """Install it in the user's cache and return its folder. `announce` gets lines of progress.
+
+        Raises InputError if it isn't locked and the registry lacks its version, NotReadyError, and CacheError.
+        """
         self.runs_on()
 
         def whole(folder: Path) -> bool:
@@ -149,12 +183,13 @@ class Cli(ABC):
     def _build(self, folder: Path, announce: Callable[[str], None]) -> None:
         downloads = cache.root() / f".{self.entry}.downloads"
         what = f"{self.package} {self.version}"
-        if not self.lock.is_file():
+        if self.is_locked and not self.lock.is_file():
             raise NotReadyError(
                 f"{self.lock} is missing: the packages of {what} with their hashes. Where a registry can be reached, run: "
                 f"python -m consumers.harnesses.relock {self.name}"
             )
-        announce(f"installing {what} ({self.megabytes} MB) from {self.registry_url()} into {self.folder}")
+        how = "" if self.is_locked else " without a lock"
+        announce(f"installing {what}{how} ({self.megabytes} MB) from {self.registry_url()} into {self.folder}")
         end = time.monotonic() + INSTALL_S
         for step in self._steps(folder, downloads):
             with subprocess.Popen(
@@ -165,12 +200,15 @@ class Cli(ABC):
                 finally:
                     installer.kill()
             if installer.returncode != 0:
-                raise NotReadyError(self._why(output))
+                raise self._error(output)
         self._seal(folder)
         if not self.is_whole(folder):
-            raise NotReadyError(
-                f"{self.installer} installed {what} without all of its packages; does {self.lock} have those of this platform?"
-            )
+            doubt = f"does {self.lock} have those of this platform?"
+            if not self.is_locked:
+                doubt = (
+                    "is its program where the preset's own version has it, and are there packages for this platform?"
+                )
+            raise NotReadyError(f"{self.installer} installed {what} without all of its packages; {doubt}")
         manifest.seal(folder, self.manifest)
         shutil.rmtree(downloads, ignore_errors=True)
         announce(f"{what} is installed")
@@ -196,9 +234,15 @@ class Cli(ABC):
                 unpacked = f"{_megabytes(folder)} of {self.megabytes} MB unpacked"
                 announce(f"{self.name}: {_megabytes(downloads)} MB downloaded, {unpacked}")
 
-    def _why(self, output: str) -> str:
-        """A message about a failed installation: what failed, and what to do."""
+    def _error(self, output: str) -> InputError | NotReadyError:
         failure = self._failure(output)
+        if failure.lacks_version and not self.is_locked:
+            reason = f"{self.installer} finds no such version of {self.package} in {self.registry_url()}"
+            return InputError("agent.version", self.version, reason)
+        return NotReadyError(self._why(failure))
+
+    def _why(self, failure: Failure) -> str:
+        """A message about a failed installation: what failed, and what to do."""
         what = f"{self.installer} could not install {self.package} {self.version} from {self.registry_url()}"
         if failure.is_unreachable:
             return (
@@ -216,7 +260,8 @@ class Cli(ABC):
 class CliHarness(Generic[S]):
     """A preset for such a CLI; see `base.Harness`."""
 
-    cli: ClassVar[Cli]
+    cli: Cli
+    """Of the class: at the preset's own version. Of an object: at its task's."""
     settings_type: type[S]
     """The settings that a task may have."""
     mcp_transports: ClassVar[tuple[str, ...]] = ()
@@ -229,6 +274,23 @@ class CliHarness(Generic[S]):
     def __init__(self, agent: AgentSpec) -> None:
         self._settings = checked_settings(agent, self.settings_type)
         self._servers = agent.mcp_servers
+        self.cli = self.cli.at(agent.version)
+
+    def check_version(self) -> None:
+        """See `base.Harness`. The registry is asked once a process: a program may submit thousands of tasks."""
+        cli = self.cli
+        if cli.is_locked or cli in _checked:
+            return
+        with contextlib.suppress(NotReadyError):  # the installation will ask again
+            found = cli.listed_versions(ASK_S)
+            if cli.version not in found:
+                releases = [version for version in found if RELEASE.fullmatch(version)]
+                reason = (
+                    f"{cli.installer} finds no such version of {cli.package}; the newest are: {', '.join(releases[:SHOWN])}; "
+                    f"without it, {type(self).cli.version} is used"
+                )
+                raise InputError("agent.version", cli.version, reason)
+        _checked.add(cli)
 
     @property
     def registry_name(self) -> str:
@@ -240,7 +302,10 @@ class CliHarness(Generic[S]):
         return (self.cli.folder,)
 
     async def install(self) -> None:
-        """Install it in a process of its own, with progress in our log; a cancellation kills that process. Raises NotReadyError."""
+        """Install it in a process of its own, with progress in our log; a cancellation kills that process.
+
+        Raises InputError for a version that the registry lacks, and NotReadyError.
+        """
         self.cli.command()
         if await self._is_untouched():
             return
@@ -275,6 +340,7 @@ class CliHarness(Generic[S]):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "consumers.harnesses.install"),
             self.registry_name,
+            self.cli.version,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -285,7 +351,10 @@ class CliHarness(Generic[S]):
             async for line in process.stderr:
                 last = line.decode(errors="replace").strip()
                 log.info(last, action="harness.install", harness=self.cli.name)
-            if await process.wait() != 0:
+            code = await process.wait()
+            if code == NO_SUCH_VERSION:
+                raise InputError("agent.version", self.cli.version, last)
+            if code != 0:
                 raise NotReadyError(last or f"the installation of {self.cli.name} failed without a message")
         finally:
             if process.returncode is None:
@@ -294,6 +363,8 @@ class CliHarness(Generic[S]):
                 await process.wait()
 
 
+_checked: set[Cli] = set()
+"""CLIs whose versions `check_version` found, or couldn't ask for."""
 _watches: dict[Path, Watch] = {}
 """By folder: what this process has verified."""
 _verifying: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Path, asyncio.Lock]] = WeakKeyDictionary()

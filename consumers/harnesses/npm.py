@@ -42,6 +42,7 @@ class NpmCli(Cli):
     """A CLI of the npm registry."""
 
     installer = "npm"
+    version_form = r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?"
     registry_variable = "npm_config_registry"
     lock_suffix = ".json"
 
@@ -77,17 +78,33 @@ class NpmCli(Cli):
         ended = _ended(*npm("config", "get", "registry", "--cache", tempfile.gettempdir()))
         return ended.stdout.strip() if ended.returncode == 0 else "the npm registry that is configured"
 
+    def listed_versions(self, limit_s: float) -> list[str]:
+        with (
+            tempfile.TemporaryDirectory() as folder
+        ):  # no old answer from a cache, and no settings of the current folder
+            options = ("--json", "--prefix", folder, "--cache", folder, "--fetch-retries=0", "--no-update-notifier")
+            ended = _ended(*npm("view", self.package, "versions", *options), limit_s=limit_s)
+        if ended.returncode != 0:
+            raise NotReadyError(f"npm can't list the versions of {self.package}: {ended.stderr.strip()[:OUTPUT_LIMIT]}")
+        found: list[str] | str = json.loads(ended.stdout)
+        return [found] if isinstance(found, str) else found[::-1]  # a text if there is one version
+
     def _steps(self, folder: Path, downloads: Path) -> Iterable[tuple[str, ...]]:
-        (folder / "package-lock.json").write_bytes(self.lock.read_bytes())
+        if self.is_locked:
+            (folder / "package-lock.json").write_bytes(self.lock.read_bytes())
         # `npm ci` wants the direct dependencies once more, and refuses a lock that doesn't fit them.
         (folder / "package.json").write_text(json.dumps({"dependencies": {self.package: self.version}}))
-        yield npm("ci", "--prefix", str(folder), "--cache", str(downloads), *OPTIONS)
+        yield npm("ci" if self.is_locked else "install", "--prefix", str(folder), "--cache", str(downloads), *OPTIONS)
 
     def _failure(self, output: str) -> Failure:
         code = match[1] if (match := _CODE.search(output)) else ""
         if _UNREACHABLE.search(code or output):
             return Failure(code or "network error", is_unreachable=True)
-        return Failure(lines_after("npm error(?! Log files)", output), is_disk_full=code == "ENOSPC")
+        return Failure(
+            lines_after("npm error(?! Log files)", output),
+            is_disk_full=code == "ENOSPC",
+            lacks_version=code == "ETARGET" and f"{self.package}@{self.version}" in output,
+        )
 
 
 def native(package: str) -> str:
@@ -113,8 +130,8 @@ def npm(*arguments: str) -> tuple[str, ...]:
     return (str(node()), str(script), "--logs-max=0", *arguments)
 
 
-def _ended(*command: str) -> subprocess.CompletedProcess[str]:
+def _ended(*command: str, limit_s: float = QUICK_S) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=QUICK_S, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotReadyError(f"node doesn't run on this machine: {error}; {REINSTALL}") from error

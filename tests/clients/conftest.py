@@ -15,13 +15,14 @@ from tests.clients.trials import TRIALS, Trial
 
 COLUMNS = ("`CLIENT`", "install it with", "sets", "dialect", "version tried", "calls", "side calls", "traces", "result")
 PROPERTY = "run of a client"
-NOT_TRIED = "not tried"
+NOT_TRIED, FAILED = "not tried", "failed"
 
 Tell = Callable[..., None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where this folder is named on the command line."""
+    parser.addoption("--newest", action="store_true", help="install the newest version of each client, without pins")
     parser.addoption("--clients-table", metavar="FILE", help="write the table of docs/clients.md here, too")
 
 
@@ -40,6 +41,11 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 @pytest.fixture
+def newest(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--newest", default=False))
+
+
+@pytest.fixture
 def tell(record_property: Callable[[str, object], None]) -> Tell:
     """Puts a run into the table."""
 
@@ -53,6 +59,9 @@ def tell(record_property: Callable[[str, object], None]) -> Tell:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.stats.get("passed", [])
     rows = [row for each in reports if each.when == "call" for name, row in each.user_properties if name == PROPERTY]
+    ended_badly = [report.nodeid for report in terminalreporter.stats.get("failed", [])]
+    failed = [trial for trial in TRIALS if any(nodeid.endswith(f"[{trial}]") for nodeid in ended_badly)]
+    rows += [(*described(trial.name), trial.dialect, "", "", "", "", FAILED) for trial in failed]
     if not rows:
         return
     tried = {row[0] for row in rows}

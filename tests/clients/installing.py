@@ -1,4 +1,4 @@
-"""Installs clients at one version each, into the user's cache: `client-NAME-VERSION`."""
+"""Installs clients into the user's cache: `client-NAME-VERSION`, or the newest version without any pins, `client-NAME-VERSION-newest`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topics.types.agent import AgentSpec
 
 DONE = "installed"
 """A file that is written last."""
-Command = tuple[str, ...]
+UV = str(Path(sys.executable).with_name("uv"))
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Installed:
     """How to start a client that is installed here."""
 
     version: str
-    client: Command = ()
+    client: tuple[str, ...] = ()
     """The program of a client that is a program."""
     python: str = sys.executable
     """For programs that use a library."""
@@ -33,42 +33,76 @@ class Installed:
     """`node_modules` with a library."""
 
 
-def of_preset(name: str) -> Installed:
-    """The CLI of a preset, at the preset's version."""
-    harness = harness_of(AgentSpec(harness=name))
-    assert isinstance(harness, CliHarness)
-    harness.cli.install(print)
-    return Installed(harness.cli.version, harness.cli.command())
+Install = Callable[[bool], Installed]
+"""Installs a client. With True it is the newest version that its index has, otherwise the pinned one."""
 
 
-def of_pypi(module: str | None, *packages: str) -> Installed:
+def of_preset(name: str) -> Install:
+    """The CLI of a preset from the npm registry: at the preset's version, from its lock."""
+
+    def install(newest: bool) -> Installed:
+        harness = harness_of(AgentSpec(harness=name))
+        assert isinstance(harness, CliHarness)
+        cli = harness.cli.at(_newest_of_npm(harness.cli.package) if newest else None)
+        cli.install(print)
+        return Installed(cli.version, cli.command())
+
+    return install
+
+
+def of_pypi(module: str | None, *packages: str) -> Install:
     """`packages`: each with its version, the client's first. `module`: of a client that is a program."""
 
-    def build(folder: Path) -> None:
-        uv = str(Path(sys.executable).with_name("uv"))
-        _run(uv, "venv", "--quiet", "--python", sys.executable, str(folder))
-        _run(uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *packages)
+    def install(newest: bool) -> Installed:
+        wanted = _unpinned(packages, "==", _newest_of_pypi) if newest else packages
 
-    version, folder = _installed(packages[0], "==", build)
-    python = str(folder / "bin" / "python")
-    return Installed(version, (python, "-m", module) if module else (), python)
+        def build(folder: Path) -> None:
+            _run(UV, "venv", "--quiet", "--python", sys.executable, str(folder))
+            _run(UV, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *wanted)
+
+        version, folder = _installed(wanted[0], "==", build, newest)
+        python = str(folder / "bin" / "python")
+        return Installed(version, (python, "-m", module) if module else (), python)
+
+    return install
 
 
-def of_npm(program: str | None, *packages: str) -> Installed:
+def of_npm(program: str | None, *packages: str) -> Install:
     """`packages`: as above. `program`: a script below `node_modules`."""
 
-    def build(folder: Path) -> None:
-        _run(*npm("install", "--prefix", str(folder), "--no-audit", "--no-fund", *packages))
+    def install(newest: bool) -> Installed:
+        wanted = _unpinned(packages, "@", _newest_of_npm) if newest else packages
 
-    version, folder = _installed(packages[0], "@", build)
-    modules = folder / "node_modules"
-    return Installed(version, (str(node()), str(modules / program)) if program else (), modules=modules)
+        def build(folder: Path) -> None:
+            _run(*npm("install", "--prefix", str(folder), "--no-audit", "--no-fund", *wanted))
+
+        version, folder = _installed(wanted[0], "@", build, newest)
+        modules = folder / "node_modules"
+        return Installed(version, (str(node()), str(modules / program)) if program else (), modules=modules)
+
+    return install
 
 
-def _installed(package: str, mark: str, build: Callable[[Path], None]) -> tuple[str, Path]:
+def _unpinned(packages: tuple[str, ...], mark: str, newest_of: Callable[[str], str]) -> tuple[str, ...]:
+    """The client at its newest version, and the other packages at any that fits."""
+    client, *others = (package.rpartition(mark)[0] for package in packages)
+    return (f"{client}{mark}{newest_of(client)}", *others)
+
+
+def _newest_of_npm(package: str) -> str:
+    return _run(*npm("view", package, "version", "--prefer-online"))
+
+
+def _newest_of_pypi(package: str) -> str:
+    """The newest for this Python. `package` may have extras."""
+    compiling = (UV, "pip", "compile", "--quiet", "--refresh", "--no-deps", "--no-header", "--no-annotate", "-")
+    return _run(*compiling, text=package).partition("==")[2]
+
+
+def _installed(package: str, mark: str, build: Callable[[Path], None], newest: bool) -> tuple[str, Path]:
     """Version and folder."""
     name, _, version = package.rpartition(mark)
-    entry = f"client-{name.strip('@').replace('/', '-').partition('[')[0]}-{version}"
+    entry = f"client-{name.strip('@').replace('/', '-').partition('[')[0]}-{version}{'-newest' if newest else ''}"
 
     def build_all(folder: Path) -> None:
         build(folder)
@@ -78,7 +112,8 @@ def _installed(package: str, mark: str, build: Callable[[Path], None]) -> tuple[
     return version, folder
 
 
-def _run(*command: str) -> None:
+def _run(*command: str, text: str = "") -> str:
+    """Its output."""
     # Install scripts of packages call node by its name.
-    path = f"{node().parent}:{os.environ['PATH']}"
-    subprocess.run(command, env=os.environ | {"PATH": path}, check=True)
+    env = os.environ | {"PATH": f"{node().parent}:{os.environ['PATH']}"}
+    return subprocess.run(command, input=text, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()

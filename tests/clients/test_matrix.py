@@ -48,9 +48,9 @@ def on_path(folder: Path, name: str, installed: Installed) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-def worked(trial: Trial, up: Up, tmp_path: Path) -> Done:
+def worked(trial: Trial, up: Up, tmp_path: Path, *, newest: bool) -> Done:
     """Installs the client and has it do its work through `polar session run`."""
-    installed = trial.install()
+    installed = trial.install(newest)
     workspace, home = tmp_path / "work", tmp_path / "home"
     workspace.mkdir()
     home.mkdir()
@@ -89,8 +89,10 @@ def engine_calls(up: Up, session_id: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
-def test_a_client_works_with_what_a_session_sets_for_it(trial: Trial, up: Up, tmp_path: Path, tell: Tell) -> None:
-    done = worked(trial, up, tmp_path)
+def test_a_client_works_with_what_a_session_sets_for_it(
+    trial: Trial, up: Up, tmp_path: Path, newest: bool, tell: Tell
+) -> None:
+    done = worked(trial, up, tmp_path, newest=newest)
     found = done.trajectory
     main = [each for each in found.calls if each.kind == "main"]
     assert {each.dialect for each in found.calls} == {trial.dialect}, done.output

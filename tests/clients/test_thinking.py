@@ -47,8 +47,10 @@ def thinker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("trial", CHAT, ids=str)
-def test_what_a_model_thought_is_trained_with_what_it_said(trial: Trial, thinker: Up, tmp_path: Path) -> None:
-    done = worked(trial, thinker, tmp_path)
+def test_what_a_model_thought_is_trained_with_what_it_said(
+    trial: Trial, thinker: Up, tmp_path: Path, newest: bool
+) -> None:
+    done = worked(trial, thinker, tmp_path, newest=newest)
     main = [each for each in done.trajectory.calls if each.kind == "main"]
     sampled = [call for call in engine_calls(thinker, done.session_id) if "Thought" in call["text"]]
     assert len(main) == len(sampled) == len(trial.turns), done.output

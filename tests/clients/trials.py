@@ -12,10 +12,9 @@ from typing import Any
 
 from consumers.harnesses.mini_swe_agent import MiniSweAgent
 from consumers.harnesses.npm import node
-from tests.clients.installing import Installed, of_npm, of_preset, of_pypi
+from tests.clients.installing import Install, Installed, of_npm, of_preset, of_pypi
 from tests.consumers.harnesses.specimens import PRESETS, Turn, call
 
-Install = Callable[[], Installed]
 PROGRAMS = Path(__file__).with_name("programs")
 ELSEWHERE = "http://127.0.0.1:9/v1"
 """Nobody listens there."""
@@ -75,10 +74,10 @@ class Trial:
 def _preset(name: str, dialect: str, *arguments: str, install: Install | None = None) -> Trial:
     specimen = next(one for one in PRESETS if one.harness == name)
     turns = [*specimen.turns, specimen.end]
-    return Trial(name, dialect, install or (lambda: of_preset(name)), lambda _: [*arguments, instruction(name)], turns)
+    return Trial(name, dialect, install or of_preset(name), lambda _: [*arguments, instruction(name)], turns)
 
 
-def _mini_swe_agent() -> Installed:
+def _mini_swe_agent() -> Install:
     """Without the preset's lock: to verify its hashes takes minutes."""
     cli = MiniSweAgent.cli
     return of_pypi(cli.module, f"{cli.package}=={cli.version}", *cli.beside)
@@ -87,9 +86,7 @@ def _mini_swe_agent() -> Installed:
 def _node(name: str, dialect: str, *packages: str) -> Trial:
     """A library, used by a program of `programs/` that the test copies beside `node_modules`."""
     program = f"{name.replace('-', '_')}_agent.mjs"
-    return Trial(
-        name, dialect, lambda: of_npm(None, *packages), lambda _: [str(node()), program, dialect, instruction(name)]
-    )
+    return Trial(name, dialect, of_npm(None, *packages), lambda _: [str(node()), program, dialect, instruction(name)])
 
 
 def _python(name: str, dialect: str, *packages: str, **more: Any) -> Trial:
@@ -98,7 +95,7 @@ def _python(name: str, dialect: str, *packages: str, **more: Any) -> Trial:
     return Trial(
         name,
         dialect,
-        lambda: of_pypi(None, *packages),
+        of_pypi(None, *packages),
         lambda installed: [installed.python, script, instruction(name), dialect],
         **more,
     )
@@ -113,7 +110,7 @@ TRIALS = [
     _preset("gemini_cli", "google_generate_content", "--yolo", "--prompt"),
     _preset(
         *("mini_swe_agent", "openai_chat", "--yolo", "--exit-immediately", "--task"),
-        install=_mini_swe_agent,
+        install=_mini_swe_agent(),
     ),
     replace(
         _preset("opencode", "openai_chat", "run"),
@@ -130,7 +127,7 @@ TRIALS = [
     Trial(
         "aider",
         "openai_chat",
-        lambda: of_pypi("aider", "aider-chat==0.86.2"),
+        of_pypi("aider", "aider-chat==0.86.2"),
         lambda _: [
             *("--yes-always", "--no-git", "--edit-format", "whole", "--auto-test", "--test-cmd", "grep right a.txt"),
             *("--message", instruction("aider"), "a.txt"),
@@ -149,7 +146,7 @@ TRIALS = [
     Trial(
         "llm",
         "openai_chat",
-        lambda: of_pypi("llm", "llm==0.36"),
+        of_pypi("llm", "llm==0.36"),
         lambda _: ["--functions", str(PROGRAMS / "tool.py"), instruction("llm")],
     ),
     _python("langchain", "openai_chat", "langchain-openai==1.7.4", "langchain==1.5.2"),
@@ -172,7 +169,7 @@ TRIALS = [
     Trial(
         "copilot",
         "openai_chat",
-        lambda: of_npm("@github/copilot/npm-loader.js", "@github/copilot@1.0.102"),
+        of_npm("@github/copilot/npm-loader.js", "@github/copilot@1.0.102"),
         lambda _: ["--allow-all-tools", "--prompt", instruction("copilot")],
         with_tool("bash", description="work"),
     ),
@@ -185,14 +182,14 @@ TRIALS = [
     Trial(
         "continue",
         "openai_chat",
-        lambda: of_npm("@continuedev/cli/dist/cn.js", "@continuedev/cli@1.5.47"),
+        of_npm("@continuedev/cli/dist/cn.js", "@continuedev/cli@1.5.47"),
         lambda _: ["--auto", "--print", instruction("continue")],
         with_tool("Bash", description="work"),
     ),
     Trial(
         "cline",
         "openai_chat",
-        lambda: of_npm("cline/bin/cline", "cline@3.0.65"),
+        of_npm("cline/bin/cline", "cline@3.0.65"),
         lambda _: [instruction("cline")],
         [
             {"text": "I look first.", "calls": [call("run_commands", commands=[LOOK])]},

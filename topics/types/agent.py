@@ -46,6 +46,8 @@ class AgentSpec(Part):
     """Name of a harness; either this or `import_path` is given."""
     import_path: str | None = None
     """A harness of your own, as `module:Class`."""
+    version: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
+    """Version of the CLI to install, for harnesses that install one. None: the harness's own, from its lock (docs/harness.md)."""
     model_name: str = "default"
     """The model's name in the harness's calls; the proxy's settings decide which engine serves it."""
     settings: dict[str, Any] = {}
@@ -91,6 +93,9 @@ class AgentSpec(Part):
 
     def check_supported(self, harness: object) -> None:
         """Raises InputError for a part of this agent that a harness class lacks (`consumers/harnesses/base.py`)."""
+        if self.version is not None and getattr(harness, "check_version", None) is None:
+            reason = f"{self.name} installs no CLI; leave it out, or name a harness that does (docs/harness.md)"
+            raise InputError("agent.version", self.version, reason)
         transports = getattr(harness, "mcp_transports", ())
         for index, server in enumerate(self.mcp_servers):
             if server.transport not in transports:

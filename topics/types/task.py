@@ -2,7 +2,7 @@
 
 Accepts the bodies of NVIDIA's Polar (arXiv 2605.24220), whose `timeout_seconds` is the run's budget, and fills in our defaults. A field
 whose feature isn't built is rejected by name. `check_names` checks names of harnesses, evaluators and builders against the installed
-plug-ins, and `check_settings` their settings.
+plug-ins, and `check_settings` their settings. `check_version` asks a package index, so only those who produce tasks call it.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class TaskRequest(Part):
 
 YOUNGER: Mapping[str, Mapping[str, object]] = {
     "": {"run": None},
-    "agent": {"instructions": None, "skills": []},
+    "agent": {"instructions": None, "skills": [], "version": None},
     "runtime": {
         "collect": [],
         "healthcheck": None,
@@ -352,3 +352,13 @@ def check_settings(task: TaskRequest) -> None:
         building.options(task.builder.strategy, task.builder.config)
     else:
         registry.try_out(registry.Kind.BUILDER, task.builder.strategy, lambda plug_in: plug_in(**task.builder.config))
+
+
+def check_version(task: TaskRequest) -> None:
+    """Reject an `agent.version` that the package index of the harness's CLI lacks.
+
+    Asks the index, which may take seconds. If it doesn't answer, the version is left to the workers, which fail with `input` if it is
+    missing.
+    """
+    if task.agent.version is not None:
+        registry.try_out(registry.Kind.HARNESS, task.agent.name, lambda plug_in: plug_in(task.agent).check_version())

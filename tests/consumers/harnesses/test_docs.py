@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from consumers.harnesses import cli as clis
 from consumers.harnesses.base import harness_of
 from consumers.harnesses.cli import CliHarness
+from consumers.harnesses.npm import NpmCli
 from consumers.runtimes.base import Exec
 from consumers.runtimes.prepare import prepare
 from consumers.runtimes.process import ProcessRuntime
@@ -33,8 +35,8 @@ PAGE = (ROOT / "docs" / "harness.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 SHOWN = dict(reversed(BLOCKS))
 """The first block in each language."""
-EQUIPPED = [text for language, text in BLOCKS if language == "yaml"][1]
-"""A task with servers, skills and instructions."""
+_, VERSIONED, EQUIPPED = (text for language, text in BLOCKS if language == "yaml")
+"""Tasks: with another version of the CLI; with servers, skills and instructions."""
 
 
 async def test_the_shell_task_is_one_and_its_command_finds_its_instruction(
@@ -121,6 +123,21 @@ async def test_a_file_is_a_harness_whose_program_runs(
         harness_of(agent.model_copy(update={"settings": {"max_token": 1}}))
     with pytest.raises(InputError, match="my_agent connects to no server by sse; it can by: stdio, streamable-http"):
         harness_of(AgentSpec.model_validate(body | {"mcp_servers": [{"name": "a", "url": "http://a"}]}))
+
+
+def test_the_task_with_another_version_gets_it_and_the_refusal_is_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = parse(yaml.safe_load(VERSIONED)).agent
+    other = harness_of(agent)
+    assert isinstance(other, CliHarness)
+    assert f"`{other.cli.entry}`" in PAGE
+    assert agent.version != type(other).cli.version
+    refused = harness_of(agent.model_copy(update={"version": "0.87.99"}))
+    assert isinstance(refused, CliHarness)
+    monkeypatch.setattr(NpmCli, "listed_versions", lambda *_: ["1.6.0", "1.5.2", "…"])
+    monkeypatch.setattr(clis, "RELEASE", re.compile(".*"))
+    with pytest.raises(InputError) as raised:
+        refused.check_version()
+    assert f"polar: {raised.value}" in PAGE
 
 
 def test_the_task_with_servers_skills_and_instructions_is_one() -> None:

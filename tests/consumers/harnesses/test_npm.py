@@ -180,6 +180,10 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
             "is full. Free 320 MB, or set POLAR_CACHE",
         ),
         ("npm error code ETIMEDOUT\nnpm error network", "can't be reached (ETIMEDOUT)"),
+        (
+            f"npm error code ETARGET\nnpm error notarget No matching version found for {CLI.package}@{CLI.version}.",
+            "the next use tries again",  # the lock is right, so the registry isn't
+        ),
         ("npm error code ERR_SOCKET_TIMEOUT", "can't be reached (ERR_SOCKET_TIMEOUT)"),
         ("npm error code FETCH_ERROR\nnpm error network timeout at: http://…", "can't be reached (FETCH_ERROR)"),
         (
@@ -191,7 +195,7 @@ def test_without_node_or_with_one_that_does_not_run_it_is_said_what_to_install(
     ],
 )
 def test_what_npm_says_becomes_a_sentence(output: str, expected: str) -> None:
-    assert expected in CLI._why(output)
+    assert expected in str(CLI._error(output))
 
 
 async def ended(*arguments: str) -> tuple[int, str]:

@@ -32,10 +32,10 @@ EVIL = "console.log('evil')\n"
 CLI = Tool.cli
 
 
-def archive(script: str) -> bytes:
+def archive(script: str, version: str = CLI.version) -> bytes:
     """A package of the npm registry."""
     contents = io.BytesIO()
-    manifest = json.dumps({"name": CLI.package, "version": CLI.version, "bin": {"tool": "cli.js"}})
+    manifest = json.dumps({"name": CLI.package, "version": version, "bin": {"tool": "cli.js"}})
     with tarfile.open(fileobj=contents, mode="w:gz") as tar:
         for name, text in (("package.json", manifest), ("cli.js", script)):
             member = tarfile.TarInfo(f"package/{name}")

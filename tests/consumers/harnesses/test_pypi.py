@@ -77,7 +77,7 @@ async def test_an_index_that_cannot_be_reached_is_said_with_ways_out(
     ],
 )
 def test_what_pip_says_becomes_a_sentence(output: str, expected: str) -> None:
-    assert expected in CLI._why(output)
+    assert expected in str(CLI._error(output))
 
 
 def test_a_python_without_ensurepip_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
