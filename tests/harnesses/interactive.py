@@ -1,7 +1,7 @@
-"""A person's evening with a CLI's interactive mode: prompts and keys in a real terminal, and what must come of the calls.
+"""A person's evening with a CLI's interactive mode: prompts and keys in a real terminal, and the kind that each call must have.
 
-A CLI is a `Tui`: the steps of a first and a resumed session, each with what the model says meanwhile. `played` plays it; what the log and
-the trajectory must say follows from the steps.
+A CLI is a `Tui`: the steps of a first and a resumed session, each with what the model says meanwhile. `played` plays it; the
+calls' kinds follow from the steps. What is trained of them isn't compared here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from consumers.harnesses.base import Launch
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.harnesses.conftest import Models, set_up
 from tests.consumers.harnesses.specimens import Turn, in_workspace
-from tests.harnesses.outcome import Outcome, assert_captured, assert_one_trace, outcome_of
+from tests.harnesses.outcome import Outcome, assert_captured, outcome_of
 from tests.harnesses.speakers import Speaker
-from tests.harnesses.terminal import Terminal, opened
+from tests.harnesses.terminal import WAIT_S, Terminal, opened
+from tests.waiting import eventually
 from topics.types.agent import AgentSpec
 
 FOLDER = Path(__file__).parent
@@ -32,7 +33,7 @@ SCALES = {
     "transport": "stdio",
     "command": sys.executable,
     "args": ["tool_server.py", "exactly"],
-    "env": {"UNIT": "stone"},
+    "env": {"UNIT": "stone", "LISTED": "listed"},
 }
 """The MCP server; its tool answers "Tea weighs 42 stone exactly"."""
 
@@ -59,6 +60,8 @@ class Step:
 
 
 NEW = "Kestrel"
+KEPT = 9
+"""A history that begins anew may keep answers of the one before, less than this many."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,6 @@ class Tui:
     """At the start: a regular expression of the screen, and the key that answers it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Settings of a person, below the home; `{workspace}` and `{key_end}`, 20 characters, are filled in."""
-    kept: int = 0
-    """Answers that stay in a history that begins anew."""
     leave: str = "/exit"
     beside: tuple[dict[str, Any], ...] = ()
     """Scripts of side calls; each one's name is their kind."""
@@ -104,7 +105,8 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
         in_workspace([turn for step in half for turn in step.turns], runtime.workspace) for half in _halves(tui)
     )
     zebra = {"name": "subagent", "match": "Zebra", "variants": [{"turns": list(tui.speaker.delegated)}]}
-    again = {"name": "again", "match": NEW, "variants": [{"turns": [{"text": "-"}] * tui.kept + later}]}
+    again = {"name": "again", "match": NEW, "variants": [{"turns": later * KEPT}]}
+    listed = Path(runtime.workspace / "listed")
     async with model(turns, before=(*tui.beside, again, zebra)) as served:
         launch = await set_up(runtime, served.access, "", agent)
         for path, text in tui.files.items():
@@ -113,6 +115,9 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
         for resumes, part in ((False, tui.first), (True, tui.resumed)):
             async with opened(runtime, served.access, tui.launches(launch, resumes)) as terminal:
                 await _begin(tui, terminal)
+                # A prompt that leaves before the server's tools are known has other tools than the next one.
+                await eventually(listed.exists, WAIT_S)
+                listed.unlink()
                 for step in part:
                     await _take(step, terminal, runtime.workspace)
                 await terminal.type(tui.leave)
@@ -141,8 +146,8 @@ async def _take(step: Step, terminal: Terminal, workspace: PurePosixPath) -> Non
     await terminal.wait_for(step.shown)
 
 
-def assert_work_alone_is_trained(tui: Tui, outcome: Outcome) -> None:
-    """Each call has its step's kind; what the work sampled is trained in order, what was beside it isn't."""
+def assert_kinds(tui: Tui, outcome: Outcome) -> None:
+    """Every call is on the log as it was sampled, and has the kind of its step or script."""
     assert_captured(outcome, tui.speaker.dialect)
     kinds = {script["name"]: [script["name"]] * len(outcome.playing(script["name"])) for script in tui.beside}
     for script, steps in zip(("mend", "again"), _halves(tui), strict=True):
@@ -151,13 +156,6 @@ def assert_work_alone_is_trained(tui: Tui, outcome: Outcome) -> None:
     assert {script: [each.kind for each in outcome.playing(script)] for script in kinds} == kinds
     assert len(outcome.calls) == sum(map(len, kinds.values())), "a call that no step and no script expects"
     assert all(kinds[script["name"]] for script in tui.beside)
-    main = [[each for each in outcome.playing(script) if each.kind == "main"] for script in ("mend", "again")]
-    traces = [part for part in (*main, outcome.playing("subagent")) if part]
-    for trace in traces:
-        assert_one_trace(outcome, trace)
-    assert len(outcome.trajectory.traces) == len(traces)
-    assert set(outcome.trajectory.stats.masked_tokens) == {"side_call"}
-    assert [medium.media_type for each in outcome.calls for medium in each.media] == ["image/png"]
 
 
 def _halves(tui: Tui) -> tuple[list[Step], list[Step]]:
