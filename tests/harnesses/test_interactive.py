@@ -12,7 +12,7 @@ from tests.consumers.conftest import backend  # noqa: F401 - a fixture
 from tests.consumers.harnesses.conftest import Models
 from tests.consumers.harnesses.specimens import WORKSPACE, Turn, call
 from tests.harnesses.conftest import Told
-from tests.harnesses.interactive import KEPT, NEW, Step, Tui, assert_kinds, played
+from tests.harnesses.interactive import NEW, Step, Tui, assert_kinds, played
 from tests.harnesses.test_side_calls import playing, speaker_of
 
 pytestmark = pytest.mark.harnesses
@@ -82,54 +82,7 @@ CLAUDE_CODE = Tui(
 )
 
 
-def _gemini(launch: Launch, resumes: bool) -> Launch:
-    assert isinstance(launch.command, tuple)
-    return replace(launch, command=(*launch.command, *(("--resume", "latest") if resumes else ())), stdin=None)
-
-
-GEMINI_CLI = Tui(
-    speaker_of("gemini_cli"),
-    ready="Type your message",
-    launches=_gemini,
-    beside=(
-        playing("compaction", "state_snapshot", *[{"text": f"<state_snapshot>A {NEW}.</state_snapshot>"}] * KEPT * 2),
-    ),
-    leave="/quit",
-    first=(
-        Step(
-            "Mend the text.",
-            (
-                {"text": "I look first.", "calls": [call("read_file", file_path="a.txt")]},
-                {
-                    "calls": [
-                        call("replace", file_path="a.txt", instruction="mend", old_string="wrong", new_string="right")
-                    ]
-                },
-                {"text": "The text is right."},
-            ),
-            shown="The text is right",
-        ),
-        Step(
-            "Weigh the tea.",
-            ({"calls": [call("mcp_scales_weigh", thing="Tea")]}, {"text": "The tea is weighed."}),
-            shown="The tea is weighed",
-        ),
-        Step(
-            "Let another find it.",
-            (*_delegates("gemini_cli"), {"text": "The other has found it."}),
-            shown="The other has found it",
-        ),
-        Step("Look at @image.png and say what you see there.", ({"text": "It is all red."},), shown="It is all red"),
-    ),
-    resumed=(
-        Step("Go on.", ({"text": "There is no more."},), shown="There is no more"),
-        Step("/compress", (), shown="compressed"),
-        Step("Is there anything else.", ({"text": "Nothing is left."},), shown="Nothing is left", is_new=True),
-    ),
-)
-
-
-@pytest.mark.parametrize("tui", [CLAUDE_CODE, GEMINI_CLI], ids=str)
+@pytest.mark.parametrize("tui", [CLAUDE_CODE], ids=str)
 async def test_calls_of_an_interactive_session_have_their_kinds(
     tui: Tui, runtime: ProcessRuntime, model: Models, tell: Told
 ) -> None:
