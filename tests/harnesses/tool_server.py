@@ -1,5 +1,7 @@
 """An MCP server on stdin and stdout, with one tool: `weigh` answers with the weight of a name, and the server's variable UNIT.
 
+Once a client has asked for its tools, the file LISTED exists, if that variable names one.
+
 One JSON-RPC 2.0 message a line (Model Context Protocol 2025-06-18, "stdio"); it speaks whatever version its client asks for.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 TOOL = {
@@ -22,6 +25,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         about = {"name": "scales", "version": "1.0.0"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": about}
     if method == "tools/list":
+        if listed := os.environ.get("LISTED"):
+            Path(listed).touch()
         return {"tools": [TOOL]}
     if method == "tools/call":
         weight = f"{params['arguments']['thing']} weighs 42 {os.environ['UNIT']} {' '.join(sys.argv[1:])}"
