@@ -1,0 +1,141 @@
+"""A CLI's interactive mode in a pseudo-terminal: what a person sees there, types and presses.
+
+Every wait ends by a text on the screen or fails with the screen. The program runs on this host, with the environment that a bare process
+of the session has, and carries the session's mark, so it dies with the runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pexpect
+import pyte
+
+from consumers.harnesses.base import Launch
+from consumers.runtimes.base import ModelAccess
+from consumers.runtimes.process import ProcessRuntime
+from consumers.runtimes.session_folder import RUNTIME_MARK
+
+COLUMNS, ROWS = 160, 60
+WAIT_S = 60.0
+"""Longest wait for a text; a CLI on a busy machine starts in 10 s."""
+KEYS = {
+    "enter": "\r",
+    "escape": "\x1b",
+    "tab": "\t",
+    "shift-tab": "\x1b[Z",
+    "up": "\x1b[A",
+    "down": "\x1b[B",
+    "ctrl-c": "\x03",
+    "ctrl-d": "\x04",
+}
+PASTE = "\x1b[200~{}\x1b[201~"
+"""What terminals send for a pasted text (bracketed paste)."""
+
+
+class _Screen(pyte.Screen):
+    """Answers a program that asks for the cursor's place or the kind of terminal."""
+
+    def __init__(self, reply: Callable[[str], None]) -> None:
+        super().__init__(COLUMNS, ROWS)
+        self.write_process_input = reply
+
+    def report_device_status(self, mode: int, private: bool = False) -> None:  # noqa: FBT001, FBT002 - pyte's interface
+        if not private:
+            super().report_device_status(mode)
+
+
+class Terminal:
+    """One program in a terminal of its own; `opened` makes it."""
+
+    def __init__(self, child: pexpect.spawn[bytes]) -> None:
+        self._child = child
+        self._screen = _Screen(lambda text: self._send(text))
+        self._stream = pyte.ByteStream(self._screen)
+        self._changed = asyncio.Event()
+        self.is_over = False
+        asyncio.get_running_loop().add_reader(child.fileno(), self._read)
+
+    @property
+    def text(self) -> str:
+        """The screen's lines, without spaces at their ends."""
+        return "\n".join(line.rstrip() for line in self._screen.display).strip("\n")
+
+    async def wait_for(self, *texts: str, deadline_s: float = WAIT_S) -> str:
+        """The first of `texts`, regular expressions, that is on the screen. Fails with the screen after `deadline_s` or at the end."""
+        return await self._until(
+            lambda: next((each for each in texts if re.search(each, self.text)), None), deadline_s, repr(texts)
+        )
+
+    async def wait_for_end(self, *, deadline_s: float = WAIT_S) -> None:
+        """Until the program has closed its terminal."""
+        await self._until(lambda: "over" if self.is_over else None, deadline_s, "its end")
+
+    async def type(self, text: str) -> None:
+        """Type a text, and wait until its end is on the screen."""
+        self._send(text)
+        await self.wait_for(re.escape(text[-20:]))
+
+    def paste(self, text: str) -> None:
+        self._send(PASTE.format(text))
+
+    def press(self, key: str) -> None:
+        """Press one of KEYS, or a character."""
+        self._send(KEYS.get(key, key))
+
+    def close(self) -> None:
+        """End the program, if it still runs."""
+        self._stop_reading()
+        self._child.close(force=True)
+
+    async def _until(self, found: Callable[[], str | None], deadline_s: float, what: str) -> str:
+        try:
+            async with asyncio.timeout(deadline_s):
+                while (text := found()) is None:
+                    assert not self.is_over, f"the program ended before {what}; its screen:\n{self.text}"
+                    self._changed.clear()
+                    await self._changed.wait()
+                return text
+        except TimeoutError:
+            raise AssertionError(f"no {what} within {deadline_s} s; the screen:\n{self.text}") from None
+
+    def _send(self, text: str) -> None:
+        self._child.send(text.encode())
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._child.fileno(), 65536)
+        except OSError:  # how Linux says that nobody has the terminal open
+            data = b""
+        if data:
+            self._stream.feed(data)
+        else:
+            self._stop_reading()
+        self._changed.set()
+
+    def _stop_reading(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            asyncio.get_running_loop().remove_reader(self._child.fileno())
+
+
+@asynccontextmanager
+async def opened(runtime: ProcessRuntime, access: ModelAccess, launch: Launch) -> AsyncIterator[Terminal]:
+    """Starts what `launch` says, in the workspace; ends it and all that it has started with the context."""
+    command = launch.command if isinstance(launch.command, str) else shlex.join(launch.command)
+    own = {RUNTIME_MARK: runtime.folder.name, "TERM": "xterm-256color"}
+    env = runtime.environment() | access.env | dict(launch.env) | own
+    cwd = str(runtime.workspace)
+    child = pexpect.spawn("bash", ["-c", command], env=env, cwd=cwd, dimensions=(ROWS, COLUMNS), echo=False)
+    child.delaybeforesend = None
+    terminal = Terminal(child)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+        await runtime.kill_all()
