@@ -6,11 +6,9 @@ the trajectory must say follows from the steps.
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,15 @@ from consumers.harnesses.base import Launch
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.harnesses.conftest import Models, set_up
 from tests.consumers.harnesses.specimens import Turn, in_workspace
-from tests.harnesses.outcome import Outcome, assert_captured, outcome_of
+from tests.harnesses.outcome import Outcome, assert_captured, assert_one_trace, outcome_of
 from tests.harnesses.speakers import Speaker
 from tests.harnesses.terminal import Terminal, opened
 from topics.types.agent import AgentSpec
-from topics.types.tokens import unpack_ids
 
 FOLDER = Path(__file__).parent
 IMAGE = bytes.fromhex(
-    "89504e470d0a1a0a0000000d49484452000000080000000808020000004b6d29dc0000001149444154789c63f8cfc08015e3101d5a120067903fc1"
-    "a4a4f2e40000000049454e44ae426082"
+    "89504e470d0a1a0a0000000d49484452000000080000000808020000004b6d29dc"
+    "000000114944415478da63f8cfc08015310c2d090028ff3fc1ce77c84f0000000049454e44ae426082"
 )
 """A red PNG of 8 by 8 pixels: `image.png` of the workspace."""
 SCALES = {
@@ -72,7 +69,7 @@ class Tui:
     first: tuple[Step, ...]
     resumed: tuple[Step, ...]
     """In a second process, which has the conversation of the first."""
-    launches: Any
+    launches: Callable[[Launch, bool], Launch]
     """Makes of a preset's launch the one of the interactive mode: (launch, resumes) -> launch."""
     dialogs: Mapping[str, str] = field(default_factory=dict)
     """At the start: a regular expression of the screen, and the key that answers it."""
@@ -99,9 +96,9 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
             "mcp_servers": [SCALES],
         }
     )
-    steps = [*tui.first, *tui.resumed]
-    new = next((at for at, step in enumerate(steps) if step.is_new), len(steps))
-    turns, later = (in_workspace([t for s in part for t in s.turns], runtime.workspace) for part in (steps[:new], steps[new:]))
+    turns, later = (
+        in_workspace([turn for step in half for turn in step.turns], runtime.workspace) for half in _halves(tui)
+    )
     zebra = {"name": "subagent", "match": "Zebra", "variants": [{"turns": list(tui.speaker.delegated)}]}
     again = {"name": "again", "match": NEW, "variants": [{"turns": later or [{"text": "-"}]}]}
     async with model(turns, before=(*tui.beside, again, zebra)) as served:
@@ -141,3 +138,24 @@ async def _take(step: Step, terminal: Terminal) -> None:
 def assert_work_alone_is_trained(tui: Tui, outcome: Outcome) -> None:
     """Each call has its step's kind; what the work sampled is trained in order, what was beside it isn't."""
     assert_captured(outcome, tui.speaker.dialect)
+    kinds = {script["name"]: [script["name"]] * len(outcome.playing(script["name"])) for script in tui.beside}
+    for script, steps in zip(("mend", "again"), _halves(tui), strict=True):
+        kinds[script] = [step.kind for step in steps for _ in step.turns]
+    kinds["subagent"] = ["subagent" if tui.speaker.is_told else "main"] * len(tui.speaker.delegated)
+    assert {script: [each.kind for each in outcome.playing(script)] for script in kinds} == kinds
+    assert len(outcome.calls) == sum(map(len, kinds.values())), "a call that no step and no script expects"
+    assert all(kinds[script["name"]] for script in tui.beside)
+    main = [[each for each in outcome.playing(script) if each.kind == "main"] for script in ("mend", "again")]
+    traces = [part for part in (*main, outcome.playing("subagent")) if part]
+    for trace in traces:
+        assert_one_trace(outcome, trace)
+    assert len(outcome.trajectory.traces) == len(traces)
+    assert set(outcome.trajectory.stats.masked_tokens) == {"side_call"}
+    assert [medium.media_type for each in outcome.calls for medium in each.media] == ["image/png"]
+
+
+def _halves(tui: Tui) -> tuple[list[Step], list[Step]]:
+    """The steps of the first history, and those of a history that begins anew after it."""
+    steps = [*tui.first, *tui.resumed]
+    new = next((at for at, step in enumerate(steps) if step.is_new), len(steps))
+    return steps[:new], steps[new:]

@@ -45,7 +45,7 @@ class _Screen(pyte.Screen):
         super().__init__(COLUMNS, ROWS)
         self.write_process_input = reply
 
-    def report_device_status(self, mode: int, private: bool = False) -> None:  # noqa: FBT001, FBT002 - pyte's interface
+    def report_device_status(self, mode: int, private: bool = False) -> None:
         if not private:
             super().report_device_status(mode)
 
