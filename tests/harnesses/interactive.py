@@ -76,6 +76,8 @@ class Tui:
     files: Mapping[str, str] = field(default_factory=dict)
     """Settings of a person, below the home; `{workspace}` and `{key}` are filled in."""
     leave: str = "/exit"
+    has_servers: bool = True
+    """It connects to MCP servers."""
     beside: tuple[dict[str, Any], ...] = ()
     """Scripts of side calls; each one's name is their kind."""
 
@@ -93,13 +95,17 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
             "harness": tui.speaker.specimen.harness,
             "model_name": "some/model:free",
             "settings": tui.speaker.settings,
-            "mcp_servers": [SCALES],
+            "mcp_servers": [SCALES] if tui.has_servers else [],
         }
     )
     turns, later = (
         in_workspace([turn for step in half for turn in step.turns], runtime.workspace) for half in _halves(tui)
     )
-    zebra = {"name": "subagent", "match": "Zebra", "variants": [{"turns": list(tui.speaker.delegated)}]}
+    zebra = {
+        "name": "subagent",
+        "match": "Zebra",
+        "variants": [{"turns": list(tui.speaker.delegated) or [{"text": "-"}]}],
+    }
     again = {"name": "again", "match": NEW, "variants": [{"turns": later or [{"text": "-"}]}]}
     async with model(turns, before=(*tui.beside, again, zebra)) as served:
         launch = await set_up(runtime, served.access, "", agent)

@@ -22,7 +22,7 @@ from consumers.runtimes.process import ProcessRuntime
 from consumers.runtimes.session_folder import RUNTIME_MARK
 
 COLUMNS, ROWS = 160, 60
-WAIT_S = 60.0
+WAIT_S = 30.0
 """Longest wait for a text; a CLI on a busy machine starts in 10 s."""
 KEYS = {
     "enter": "\r",
