@@ -74,7 +74,7 @@ class Tui:
     dialogs: Mapping[str, str] = field(default_factory=dict)
     """At the start: a regular expression of the screen, and the key that answers it."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Settings of a person, below the home; `{workspace}` and `{key}` are filled in."""
+    """Settings of a person, below the home; `{workspace}` and `{key_end}`, 20 characters, are filled in."""
     leave: str = "/exit"
     has_servers: bool = True
     """It connects to MCP servers."""
@@ -110,7 +110,7 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
     async with model(turns, before=(*tui.beside, again, zebra)) as served:
         launch = await set_up(runtime, served.access, "", agent)
         for path, text in tui.files.items():
-            filled = text.replace("{workspace}", str(runtime.workspace)).replace("{key}", served.access.key)
+            filled = text.replace("{workspace}", str(runtime.workspace)).replace("{key_end}", served.access.key[-20:])
             await runtime.write_file(runtime.home / path, filled.encode())
         for resumes, part in ((False, tui.first), (True, tui.resumed)):
             async with opened(runtime, served.access, tui.launches(launch, resumes)) as terminal:

@@ -22,20 +22,18 @@ def _claude(launch: Launch, resumes: bool) -> Launch:
     assert isinstance(launch.command, tuple)
     left_out = ("--print", "--dangerously-skip-permissions")
     command = tuple(word for word in launch.command if word not in left_out)
+    command += ("--permission-mode", "default")
     env = {name: value for name, value in launch.env.items() if name != "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"}
     return replace(launch, command=(*command, "--continue") if resumes else command, env=env, stdin=None)
 
 
 CLAUDE_CODE = Tui(
     speaker_of("claude_code"),
-    ready=r"\? for shortcuts",
+    ready=r"\? for shortcuts|manual mode on",
     launches=_claude,
-    dialogs={
-        "Choose the text style": "enter",
-        "Detected a custom API key": "up",
-        "1. Yes\\s": "enter",
-        "Security notes": "enter",
-        "trust this folder": "enter",
+    files={
+        ".claude.json": """{"hasCompletedOnboarding": true, "customApiKeyResponses": {"approved": ["{key_end}"]},
+        "projects": {"{workspace}": {"hasTrustDialogAccepted": true}}}""",
     },
     beside=(playing("title", "naming a coding session", {"text": '{"title": "Text"}'}),),
     first=(
@@ -60,7 +58,72 @@ CLAUDE_CODE = Tui(
 )
 
 
-@pytest.mark.parametrize("tui", [CLAUDE_CODE], ids=str)
+def _codex(launch: Launch, resumes: bool) -> Launch:
+    assert isinstance(launch.command, tuple)
+    program = launch.command[: launch.command.index("exec")]
+    words = ("resume", "--last") if resumes else ()
+    return replace(launch, command=(*program, *words, "--dangerously-bypass-approvals-and-sandbox"), stdin=None)
+
+
+CODEX = Tui(
+    speaker_of("codex"),
+    ready=r"\? for shortcuts|context left|› ",
+    launches=_codex,
+    first=(
+        Step(
+            "Mend the text.",
+            (
+                {"text": "I look first.", "calls": [call("exec_command", cmd="cat a.txt")]},
+                {"calls": [call("exec_command", cmd="sed -i s/wrong/right/ a.txt")]},
+                {"text": "The text is right."},
+            ),
+            shown="The text is right",
+        ),
+        Step(
+            "Weigh the tea.",
+            ({"calls": [call("mcp__scales__weigh", thing="Tea")]}, {"text": "The tea is weighed."}),
+            shown="The tea is weighed",
+        ),
+    ),
+    resumed=(Step("Go on.", ({"text": "There is no more."},), shown="There is no more"),),
+)
+
+
+def _gemini(launch: Launch, resumes: bool) -> Launch:
+    assert isinstance(launch.command, tuple)
+    return replace(launch, command=(*launch.command, *(("--resume", "latest") if resumes else ())), stdin=None)
+
+
+GEMINI_CLI = Tui(
+    speaker_of("gemini_cli"),
+    ready="Type your message",
+    launches=_gemini,
+    leave="/quit",
+    first=(
+        Step(
+            "Mend the text.",
+            (
+                {"text": "I look first.", "calls": [call("read_file", file_path="a.txt")]},
+                {
+                    "calls": [
+                        call("replace", file_path="a.txt", instruction="mend", old_string="wrong", new_string="right")
+                    ]
+                },
+                {"text": "The text is right."},
+            ),
+            shown="The text is right",
+        ),
+        Step(
+            "Weigh the tea.",
+            ({"calls": [call("mcp_scales_weigh", thing="Tea")]}, {"text": "The tea is weighed."}),
+            shown="The tea is weighed",
+        ),
+    ),
+    resumed=(Step("Go on.", ({"text": "There is no more."},), shown="There is no more"),),
+)
+
+
+@pytest.mark.parametrize("tui", [CLAUDE_CODE, CODEX, GEMINI_CLI], ids=str)
 async def test_of_an_interactive_session_the_work_alone_is_trained(
     tui: Tui, runtime: ProcessRuntime, model: Models, tell: Told
 ) -> None:
