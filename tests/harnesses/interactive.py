@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from consumers.harnesses.base import Launch
@@ -50,6 +50,8 @@ class Step:
     """Dialogs, in order: a regular expression that is on the screen then, and the key that answers it."""
     first: tuple[tuple[str, str], ...] = ()
     """Before it: a key, and a regular expression that is on the screen then."""
+    image: str | None = None
+    """The path of the image is pasted before it, which shows this regular expression."""
     kind: str = "main"
     """Of these calls."""
     is_new: bool = False
@@ -75,6 +77,8 @@ class Tui:
     """At the start: a regular expression of the screen, and the key that answers it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Settings of a person, below the home; `{workspace}` and `{key_end}`, 20 characters, are filled in."""
+    kept: int = 0
+    """Answers that stay in a history that begins anew."""
     leave: str = "/exit"
     has_servers: bool = True
     """It connects to MCP servers."""
@@ -101,12 +105,8 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
     turns, later = (
         in_workspace([turn for step in half for turn in step.turns], runtime.workspace) for half in _halves(tui)
     )
-    zebra = {
-        "name": "subagent",
-        "match": "Zebra",
-        "variants": [{"turns": list(tui.speaker.delegated) or [{"text": "-"}]}],
-    }
-    again = {"name": "again", "match": NEW, "variants": [{"turns": later or [{"text": "-"}]}]}
+    zebra = {"name": "subagent", "match": "Zebra", "variants": [{"turns": list(tui.speaker.delegated)}]}
+    again = {"name": "again", "match": NEW, "variants": [{"turns": [{"text": "-"}] * tui.kept + later}]}
     async with model(turns, before=(*tui.beside, again, zebra)) as served:
         launch = await set_up(runtime, served.access, "", agent)
         for path, text in tui.files.items():
@@ -116,7 +116,7 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
             async with opened(runtime, served.access, tui.launches(launch, resumes)) as terminal:
                 await _begin(tui, terminal)
                 for step in part:
-                    await _take(step, terminal)
+                    await _take(step, terminal, runtime.workspace)
                 await terminal.type(tui.leave)
                 terminal.press("enter")
                 await terminal.wait_for_end()
@@ -126,18 +126,20 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
 async def _begin(tui: Tui, terminal: Terminal) -> None:
     left = dict(tui.dialogs)
     while (seen := await terminal.wait_for(*left, tui.ready)) in left:
-        terminal.press(left.pop(seen))
+        await terminal.answer(seen, left.pop(seen))
 
 
-async def _take(step: Step, terminal: Terminal) -> None:
+async def _take(step: Step, terminal: Terminal, workspace: PurePosixPath) -> None:
     for key, shown in step.first:
         terminal.press(key)
         await terminal.wait_for(shown)
+    if step.image:
+        terminal.paste(str(workspace / "image.png"))
+        await terminal.wait_for(step.image)
     await terminal.type(step.types)
     terminal.press("enter")
     for shown, key in step.keys:
-        await terminal.wait_for(shown)
-        terminal.press(key)
+        await terminal.answer(shown, key)
     await terminal.wait_for(step.shown)
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pexpect
 import pyte
@@ -24,6 +24,7 @@ from consumers.runtimes.session_folder import RUNTIME_MARK
 COLUMNS, ROWS = 160, 60
 WAIT_S = 30.0
 """Longest wait for a text; a CLI on a busy machine starts in 10 s."""
+TRIES, AGAIN_S = 10, 3.0
 KEYS = {
     "enter": "\r",
     "escape": "\x1b",
@@ -48,6 +49,10 @@ class _Screen(pyte.Screen):
     def report_device_status(self, mode: int, private: bool = False) -> None:
         if not private:
             super().report_device_status(mode)
+
+    def select_graphic_rendition(self, *attributes: int, private: bool = False) -> None:
+        if not private:  # a question about the keyboard, which pyte takes for a colour
+            super().select_graphic_rendition(*attributes)
 
 
 class Terminal:
@@ -87,6 +92,19 @@ class Terminal:
     def press(self, key: str) -> None:
         """Press one of KEYS, or a character."""
         self._send(KEYS.get(key, key))
+
+    async def answer(self, shown: str, key: str) -> None:
+        """Wait for a dialog, and press a key until it has gone: dialogs ignore keys while they are painted."""
+        await self.wait_for(shown)
+        for _ in range(TRIES):
+            self.press(key)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S):
+                    while re.search(shown, self.text):
+                        self._changed.clear()
+                        await self._changed.wait()
+                    return
+        raise AssertionError(f"{key} doesn't answer {shown!r}; the screen:\n{self.text}")
 
     def close(self) -> None:
         """End the program, if it still runs."""

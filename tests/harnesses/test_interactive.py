@@ -10,12 +10,19 @@ from consumers.harnesses.base import Launch
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.conftest import backend  # noqa: F401 - a fixture
 from tests.consumers.harnesses.conftest import Models
-from tests.consumers.harnesses.specimens import WORKSPACE, call
+from tests.consumers.harnesses.specimens import WORKSPACE, Turn, call
 from tests.harnesses.conftest import Told
-from tests.harnesses.interactive import Step, Tui, assert_work_alone_is_trained, played
+from tests.harnesses.interactive import NEW, Step, Tui, assert_work_alone_is_trained, played
 from tests.harnesses.test_side_calls import playing, speaker_of
 
 pytestmark = pytest.mark.harnesses
+
+
+def _delegates(harness: str) -> tuple[Turn, ...]:
+    """Leave the work to a sub-agent, and wait."""
+    speaker = speaker_of(harness)
+    assert speaker.delegate is not None
+    return (speaker.delegate, *speaker.after)
 
 
 def _claude(launch: Launch, resumes: bool) -> Launch:
@@ -31,6 +38,7 @@ CLAUDE_CODE = Tui(
     speaker_of("claude_code"),
     ready=r"\? for shortcuts|manual mode on",
     launches=_claude,
+    kept=1,
     files={
         ".claude.json": """{"hasCompletedOnboarding": true, "customApiKeyResponses": {"approved": ["{key_end}"]},
         "projects": {"{workspace}": {"hasTrustDialogAccepted": true}}}""",
@@ -53,8 +61,25 @@ CLAUDE_CODE = Tui(
             keys=(("Do you want to proceed", "enter"),),
             shown="The tea is weighed",
         ),
+        Step(
+            "Let another find it.",
+            (*_delegates("claude_code"), {"text": "The other has found it."}),
+            shown="The other has found it",
+        ),
+        Step(" What is this?", ({"text": "It is all red."},), image=r"\[Image #1\]", shown="It is all red"),
+        Step(
+            "Plan the rest.",
+            ({"calls": [call("ExitPlanMode")]}, {"text": "The plan stands."}),
+            first=(("shift-tab", "accept edits on"), ("shift-tab", "plan mode on")),
+            keys=(("Exit plan mode|Would you like to proceed", "enter"),),
+            shown="The plan stands",
+        ),
     ),
-    resumed=(Step("Go on.", ({"text": "There is no more."},), shown="There is no more"),),
+    resumed=(
+        Step("Go on.", ({"text": "There is no more."},), shown="There is no more"),
+        Step("/compact", ({"text": f"<summary>A {NEW} was seen.</summary>"},), shown="Compacted", kind="compaction"),
+        Step("And now?", ({"text": "Nothing is left."},), shown="Nothing is left", is_new=True),
+    ),
 )
 
 
@@ -69,6 +94,7 @@ CODEX = Tui(
     speaker_of("codex"),
     ready=r"\? for shortcuts|context left|› ",
     launches=_codex,
+    beside=({"name": "title", "match": "single-line task title", "variants": [{"turns": [{"text": "Text"}]}]},),
     first=(
         Step(
             "Mend the text.",
@@ -84,8 +110,24 @@ CODEX = Tui(
             ({"calls": [call("mcp__scales__weigh", thing="Tea")]}, {"text": "The tea is weighed."}),
             shown="The tea is weighed",
         ),
+        Step(
+            "Let another find it.",
+            (*_delegates("codex"), {"text": "The other has found it."}),
+            shown="The other has found it",
+        ),
+        Step(" What is this?", ({"text": "It is all red."},), image=r"\[Image #1\]", shown="It is all red"),
+        Step(
+            "Plan the rest.",
+            ({"text": "The plan stands."},),
+            first=(("shift-tab", "Plan mode"),),
+            shown="The plan stands",
+        ),
     ),
-    resumed=(Step("Go on.", ({"text": "There is no more."},), shown="There is no more"),),
+    resumed=(
+        Step("Go on.", ({"text": "There is no more."},), shown="There is no more"),
+        Step("/compact", ({"text": f"A {NEW} was seen."},), shown="Context compacted", kind="compaction"),
+        Step("And now?", ({"text": "Nothing is left."},), shown="Nothing is left", is_new=True),
+    ),
 )
 
 
@@ -118,8 +160,26 @@ GEMINI_CLI = Tui(
             ({"calls": [call("mcp_scales_weigh", thing="Tea")]}, {"text": "The tea is weighed."}),
             shown="The tea is weighed",
         ),
+        Step(
+            "Let another find it.",
+            (*_delegates("gemini_cli"), {"text": "The other has found it."}),
+            shown="The other has found it",
+        ),
+        Step("Look at @image.png and say what you see there.", ({"text": "It is all red."},), shown="It is all red"),
     ),
-    resumed=(Step("Go on.", ({"text": "There is no more."},), shown="There is no more"),),
+    resumed=(
+        Step("Go on.", ({"text": "There is no more."},), shown="There is no more"),
+        Step(
+            "/compress",
+            (
+                {"text": f"<state_snapshot>A {NEW} was seen.</state_snapshot>"},
+                {"text": f"<state_snapshot>The {NEW} was seen.</state_snapshot>"},
+            ),
+            shown="compressed",
+            kind="compaction",
+        ),
+        Step("And now?", ({"text": "Nothing is left."},), shown="Nothing is left", is_new=True),
+    ),
 )
 
 
