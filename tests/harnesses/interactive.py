@@ -59,6 +59,8 @@ class Step:
 
 
 NEW = "Kestrel"
+UNUSED: Turn = {"text": "-"}
+"""No call plays it; a script has at least one turn."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
     turns, later = (
         in_workspace([turn for step in half for turn in step.turns], runtime.workspace) for half in _halves(tui)
     )
-    zebra = {"name": "subagent", "match": "Zebra", "variants": [{"turns": list(tui.speaker.delegated)}]}
-    again = {"name": "again", "match": NEW, "variants": [{"turns": [{"text": "-"}] * tui.kept + later}]}
+    zebra = {"name": "subagent", "match": "Zebra", "variants": [{"turns": [*tui.speaker.delegated, UNUSED]}]}
+    again = {"name": "again", "match": NEW, "variants": [{"turns": [UNUSED] * tui.kept + [*later, UNUSED]}]}
     async with model(turns, before=(*tui.beside, again, zebra)) as served:
         launch = await set_up(runtime, served.access, "", agent)
         for path, text in tui.files.items():
