@@ -73,21 +73,50 @@ def _ends_in_compaction(request: ChatRequest, _: Mapping[str, str]) -> bool:
     return all(words in text for words in CLAUDE_COMPACTION)
 
 
+def _ends_in_prompt(words: str) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
+    """Holds for a request with an answer, whose last message is a user's and has a part that begins with these words of the harness.
+
+    Without an answer they are the words of a task, perhaps one about that harness.
+    """
+    pattern = re.compile(rf"^{words}", re.MULTILINE)
+
+    def holds(request: ChatRequest, _: Mapping[str, str]) -> bool:
+        *earlier, last = request.messages or [Message("user")]
+        if last.role != "user" or not pattern.search(_text(last)):
+            return False
+        return any(message.role == "assistant" for message in earlier)
+
+    return holds
+
+
+def _answers_in_schema(request: ChatRequest, _: Mapping[str, str]) -> bool:
+    """Qwen Code's questions beside the work have one tool, whose arguments are the answer."""
+    return [tool.function.name for tool in request.tools] == ["respond_in_schema"]
+
+
 def _is_next_speaker_check(request: ChatRequest, _: Mapping[str, str]) -> bool:
     """Gemini CLI asks in a user message, so the rule looks for its response schema."""
     return not request.tools and b"next_speaker" in bytes(request.response_format)
 
 
 CLAUDE_COMPACTION = ("CRITICAL: Respond with TEXT ONLY", "create a detailed summary of")
+QWEN_COMPACTION = "You are the component that summarizes a conversation when its context window is about to overflow"
+"""Qwen Code asks at the end of the conversation, with its tools; if it gets no snapshot, then in a system prompt, without tools."""
 RULES = [
     Rule(Kind("compaction", "codex_request_kind"), _lineage("request", "compaction")),
     Rule(Kind("prewarm", "codex_request_kind"), _lineage("request", "prewarm")),
     Rule(Kind("compaction", "claude_code_compact_prompt"), _ends_in_compaction),
+    Rule(Kind("compaction", "qwen_code_compact_prompt"), _ends_in_prompt(QWEN_COMPACTION)),
     Rule(
         Kind("compaction", "no_tools_summarise_prompt"),
         _has_system_words(
             r"CONTEXT CHECKPOINT COMPACTION|<state_snapshot>|tasked with summarizing conversations|only output the structured summary"
+            rf"|{QWEN_COMPACTION}"
         ),
+    ),
+    Rule(
+        Kind("suggestion", "suggestion_mode_prompt"),
+        _ends_in_prompt(r"\[SUGGESTION MODE: Suggest what the user might naturally type next"),
     ),
     Rule(
         Kind("title", "no_tools_title_prompt"),
@@ -106,6 +135,10 @@ RULES = [
         _has_system_words(r"you are a security monitor for autonomous AI coding agents"),
     ),
     Rule(
+        Kind("classifier", "security_classifier_prompt"),
+        _begins_with(r"You are a security classifier for an AI coding agent operating in auto mode"),
+    ),
+    Rule(
         Kind("memory", "memory_agent_prompt"),
         _begins_with(
             r"You are (now acting as the managed memory extraction subagent|performing a managed memory dream"
@@ -119,6 +152,7 @@ RULES = [
     ),
     Rule(Kind("web_search", "hosted_tools_alone"), _has_hosted_tools_alone),
     Rule(Kind("quota", "one_token_of_quota"), _is_quota_probe),
+    Rule(Kind(SIDE, "schema_tool_alone"), _answers_in_schema),
     Rule(Kind("subagent", "agent_header"), _lineage("agent")),
     Rule(Kind("subagent", "codex_subagent_header"), _lineage("subagent")),
     Rule(Kind("subagent", "parent_session_header"), _lineage("parent_session")),

@@ -1,7 +1,7 @@
-"""A person's evening with a CLI's interactive mode: prompts and keys in a real terminal, and the kind that each call must have.
+"""A person's evening with a CLI's interactive mode: prompts and keys in a real terminal, and what must come of the calls.
 
-A CLI is a `Tui`: the steps of a first and a resumed session, each with what the model says meanwhile. `played` plays it; the
-calls' kinds follow from the steps. What is trained of them isn't compared here.
+A CLI is a `Tui`: the steps of a first and a resumed session, each with what the model says meanwhile. `played` plays it; what the log and
+the trajectory must say follows from the steps.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Step:
 NEW = "Kestrel"
 KEPT = 9
 """A history that begins anew may keep answers of the one before, less than this many."""
+UNUSED: Turn = {"text": "-"}
+"""No call plays it; a script has at least one turn."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Tui:
     files: Mapping[str, str] = field(default_factory=dict)
     """Settings of a person, below the home; `{workspace}` and `{key_end}`, 20 characters, are filled in."""
     leave: str = "/exit"
+    has_servers: bool = True
+    """It connects to MCP servers."""
     beside: tuple[dict[str, Any], ...] = ()
     """Scripts of side calls; each one's name is their kind."""
 
@@ -98,14 +102,14 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
             "harness": tui.speaker.specimen.harness,
             "model_name": "some/model:free",
             "settings": tui.speaker.settings,
-            "mcp_servers": [SCALES],
+            "mcp_servers": [SCALES] if tui.has_servers else [],
         }
     )
     turns, later = (
         in_workspace([turn for step in half for turn in step.turns], runtime.workspace) for half in _halves(tui)
     )
-    zebra = {"name": "subagent", "match": "Zebra", "variants": [{"turns": list(tui.speaker.delegated)}]}
-    again = {"name": "again", "match": NEW, "variants": [{"turns": later * KEPT}]}
+    zebra = {"name": "subagent", "match": "Zebra", "variants": [{"turns": [*tui.speaker.delegated, UNUSED]}]}
+    again = {"name": "again", "match": NEW, "variants": [{"turns": [*later, UNUSED] * KEPT}]}
     listed = Path(runtime.workspace / "listed")
     async with model(turns, before=(*tui.beside, again, zebra)) as served:
         launch = await set_up(runtime, served.access, "", agent)
@@ -115,9 +119,10 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
         for resumes, part in ((False, tui.first), (True, tui.resumed)):
             async with opened(runtime, served.access, tui.launches(launch, resumes)) as terminal:
                 await _begin(tui, terminal)
-                # A prompt that leaves before the server's tools are known has other tools than the next one.
-                await eventually(listed.exists, WAIT_S)
-                listed.unlink()
+                if tui.has_servers:
+                    # A prompt that leaves before the server's tools are known has other tools than the next one.
+                    await eventually(listed.exists, WAIT_S)
+                    listed.unlink()
                 for step in part:
                     await _take(step, terminal, runtime.workspace)
                 await terminal.type(tui.leave)

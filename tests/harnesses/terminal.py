@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pexpect
 import pyte
@@ -44,7 +45,10 @@ class _Screen(pyte.Screen):
 
     def __init__(self, reply: Callable[[str], None]) -> None:
         super().__init__(COLUMNS, ROWS)
-        self.write_process_input = reply
+        self._reply = reply
+
+    def write_process_input(self, data: str) -> None:
+        self._reply(data)
 
     def report_device_status(self, mode: int, private: bool = False) -> None:
         if not private:
@@ -58,7 +62,7 @@ class _Screen(pyte.Screen):
 class Terminal:
     """One program in a terminal of its own; `opened` makes it."""
 
-    def __init__(self, child: pexpect.spawn[bytes]) -> None:
+    def __init__(self, child: pexpect.spawn[Any]) -> None:
         self._child = child
         self._screen = _Screen(lambda text: self._send(text))
         self._stream = pyte.ByteStream(self._screen)

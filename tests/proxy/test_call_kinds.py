@@ -23,11 +23,21 @@ from topics.types import building
 from topics.types.completion import Sampling
 
 TOOL = Tool(Function("bash"))
+SCHEMA_TOOL = Tool(Function("respond_in_schema"))
+SNAPSHOT = "You are the component that summarizes a conversation when its context window is about to overflow"
+SUGGEST = "[SUGGESTION MODE: Suggest what the user might naturally type next"
 COMPACT = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nYour task is to create a detailed summary of the conversation."
 
 
 def prompt(system: str, user: str = "mend it", **fields: Any) -> ChatRequest:
     return ChatRequest([Message("system", content=system), Message("user", content=user)], **fields)
+
+
+def after_an_answer(user: str) -> ChatRequest:
+    said = [Message("user", content="mend it"), Message("assistant", content="Mended.")]
+    return ChatRequest(
+        [Message("system", content="You are an agent."), *said, Message("user", content=user)], tools=[TOOL]
+    )
 
 
 CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
@@ -56,6 +66,23 @@ CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
         {},
         Kind("compaction", "no_tools_summarise_prompt"),
     ),
+    (
+        prompt(f"{SNAPSHOT}. The summary you produce"),
+        {},
+        Kind("compaction", "no_tools_summarise_prompt"),
+    ),
+    (after_an_answer(f"{SNAPSHOT}."), {}, Kind("compaction", "qwen_code_compact_prompt")),
+    (after_an_answer(f"It said: {SNAPSHOT}."), {}, MAIN),
+    (after_an_answer(f"{SUGGEST}.]"), {}, Kind("suggestion", "suggestion_mode_prompt")),
+    (after_an_answer(f"What is {SUGGEST}.]?"), {}, MAIN),
+    (prompt("You are an agent.", f"{SUGGEST}.]", tools=[TOOL]), {}, MAIN),
+    (
+        prompt("You are a security classifier for an AI coding agent operating in auto mode.", tools=[SCHEMA_TOOL]),
+        {},
+        Kind("classifier", "security_classifier_prompt"),
+    ),
+    (prompt("Write a title for this session.", tools=[SCHEMA_TOOL]), {}, Kind("side", "schema_tool_alone")),
+    (prompt("You are an agent.", tools=[SCHEMA_TOOL, TOOL]), {}, MAIN),
     (prompt("You are a title generator."), {}, Kind("title", "no_tools_title_prompt")),
     (prompt("You are naming a coding session."), {}, Kind("title", "no_tools_title_prompt")),
     (prompt("You are naming a coding session.", tools=[TOOL]), {}, MAIN),

@@ -17,7 +17,7 @@ from topics.types.session import Status
 
 Kind = Literal[
     "main", "subagent", "compaction", "prewarm", "title", "summary", "router", "next_speaker", "commit_message", "web_search",
-    "quota", "classifier", "memory", "side",
+    "quota", "classifier", "memory", "suggestion", "side",
 ]  # fmt: skip
 """All kinds of call, as the proxy's rules (`proxy/call_kinds.py`) assign them."""
 TRAINED: tuple[Kind, ...] = ("main", "subagent", "compaction")
