@@ -109,7 +109,7 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
         in_workspace([turn for step in half for turn in step.turns], runtime.workspace) for half in _halves(tui)
     )
     zebra = {"name": "subagent", "match": "Zebra", "variants": [{"turns": [*tui.speaker.delegated, UNUSED]}]}
-    again = {"name": "again", "match": NEW, "variants": [{"turns": [*later, UNUSED] * KEPT}]}
+    again = {"name": "again", "match": NEW, "variants": [{"turns": (later or [UNUSED]) * KEPT}]}
     listed = Path(runtime.workspace / "listed")
     async with model(turns, before=(*tui.beside, again, zebra)) as served:
         launch = await set_up(runtime, served.access, "", agent)
