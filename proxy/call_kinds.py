@@ -2,8 +2,9 @@
 
 One table of rules; the first that matches decides. A call that none matches is main work, or BESIDE_WORK if it differs from the work of
 its thread (`proxy/session/work.py`). The log names the rule beside the kind, so that people can check it. Evidence is a header, or the
-harness's own words in a system prompt: anywhere near its beginning if no tools are declared, otherwise its very first words. What a user
-writes to an agent never makes its calls side calls.
+harness's own words in a system prompt: anywhere near its beginning if no tools are declared, otherwise its very first words. Claude Code
+and Qwen Code also ask in a user message at the end of the conversation: then a part of that message must begin with their words.
+What a tool prints never makes a call a side call.
 """
 
 from __future__ import annotations
@@ -69,29 +70,26 @@ def _has_hosted_tools_alone(request: ChatRequest, _: Mapping[str, str]) -> bool:
 
 def _ends_in_compaction(request: ChatRequest, _: Mapping[str, str]) -> bool:
     """Claude Code asks for a compaction at the end of the conversation, with its tools declared."""
-    text = _text(request.messages[-1], None) if request.messages else ""
-    return all(words in text for words in CLAUDE_COMPACTION)
+    if not request.messages or request.messages[-1].role != "user":
+        return False
+    first, then = CLAUDE_COMPACTION
+    return any(text.startswith(first) and then in text for text in _texts(request.messages[-1]))
 
 
-def _ends_in_prompt(words: str) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
-    """Holds for a request with an answer, whose last message is a user's and has a part that begins with these words of the harness.
+def _asks_in_qwen_code(words: str) -> Callable[[ChatRequest, Mapping[str, str]], bool]:
+    """Holds for a request of Qwen Code's main agent whose last message is a user's and has a part that begins with these words.
 
-    Without an answer they are the words of a task, perhaps one about that harness.
+    A request without an answer doesn't count: there the words are a task, perhaps one about Qwen Code.
     """
-    pattern = re.compile(rf"^{words}", re.MULTILINE)
 
     def holds(request: ChatRequest, _: Mapping[str, str]) -> bool:
-        *earlier, last = request.messages or [Message("user")]
-        if last.role != "user" or not pattern.search(_text(last)):
+        if not request.messages or not _system(request).startswith("You are Qwen Code"):
             return False
-        return any(message.role == "assistant" for message in earlier)
+        *earlier, last = request.messages
+        is_question = last.role == "user" and any(text.startswith(words) for text in _texts(last))
+        return is_question and any(message.role == "assistant" for message in earlier)
 
     return holds
-
-
-def _answers_in_schema(request: ChatRequest, _: Mapping[str, str]) -> bool:
-    """Qwen Code's questions beside the work have one tool, whose arguments are the answer."""
-    return [tool.function.name for tool in request.tools] == ["respond_in_schema"]
 
 
 def _is_next_speaker_check(request: ChatRequest, _: Mapping[str, str]) -> bool:
@@ -106,7 +104,7 @@ RULES = [
     Rule(Kind("compaction", "codex_request_kind"), _lineage("request", "compaction")),
     Rule(Kind("prewarm", "codex_request_kind"), _lineage("request", "prewarm")),
     Rule(Kind("compaction", "claude_code_compact_prompt"), _ends_in_compaction),
-    Rule(Kind("compaction", "qwen_code_compact_prompt"), _ends_in_prompt(QWEN_COMPACTION)),
+    Rule(Kind("compaction", "qwen_code_compact_prompt"), _asks_in_qwen_code(QWEN_COMPACTION)),
     Rule(
         Kind("compaction", "no_tools_summarise_prompt"),
         _has_system_words(
@@ -116,7 +114,7 @@ RULES = [
     ),
     Rule(
         Kind("suggestion", "suggestion_mode_prompt"),
-        _ends_in_prompt(r"\[SUGGESTION MODE: Suggest what the user might naturally type next"),
+        _asks_in_qwen_code("[SUGGESTION MODE: Suggest what the user might naturally type next"),
     ),
     Rule(
         Kind("title", "no_tools_title_prompt"),
@@ -152,7 +150,6 @@ RULES = [
     ),
     Rule(Kind("web_search", "hosted_tools_alone"), _has_hosted_tools_alone),
     Rule(Kind("quota", "one_token_of_quota"), _is_quota_probe),
-    Rule(Kind(SIDE, "schema_tool_alone"), _answers_in_schema),
     Rule(Kind("subagent", "agent_header"), _lineage("agent")),
     Rule(Kind("subagent", "codex_subagent_header"), _lineage("subagent")),
     Rule(Kind("subagent", "parent_session_header"), _lineage("parent_session")),
@@ -166,6 +163,10 @@ def _system(request: ChatRequest) -> str:
 
 def _text(message: Message, limit: int | None = TEXT_LIMIT) -> str:
     """The first `limit` characters of each part of a message's text."""
+    return "\n".join(text[:limit] for text in _texts(message))
+
+
+def _texts(message: Message) -> list[str]:
     if isinstance(message.content, list):
-        return "\n".join(part.text[:limit] for part in message.content if isinstance(part, TextPart))
-    return (message.content or "")[:limit]
+        return [part.text for part in message.content if isinstance(part, TextPart)]
+    return [message.content or ""]

@@ -33,11 +33,10 @@ def prompt(system: str, user: str = "mend it", **fields: Any) -> ChatRequest:
     return ChatRequest([Message("system", content=system), Message("user", content=user)], **fields)
 
 
-def after_an_answer(user: str) -> ChatRequest:
+def after_an_answer(*parts: str, system: str = "You are Qwen Code, an interactive CLI agent.") -> ChatRequest:
     said = [Message("user", content="mend it"), Message("assistant", content="Mended.")]
-    return ChatRequest(
-        [Message("system", content="You are an agent."), *said, Message("user", content=user)], tools=[TOOL]
-    )
+    asked = Message("user", content=[TextPart(text) for text in parts])
+    return ChatRequest([Message("system", content=system), *said, asked], tools=[TOOL])
 
 
 CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
@@ -53,6 +52,7 @@ CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
     ),
     (prompt("x"), {"x-codex-turn-metadata": '{"request_kind":"turn","thread_source":"user"}'}, MAIN),
     (prompt("x", COMPACT, tools=[TOOL]), {}, Kind("compaction", "claude_code_compact_prompt")),
+    (prompt("x", f"<output>\n{COMPACT}", tools=[TOOL]), {}, MAIN),
     (
         prompt("You are a specialized component that distills chat history into a structured <state_snapshot>."),
         {},
@@ -74,15 +74,17 @@ CASES: list[tuple[ChatRequest, dict[str, str], Kind]] = [
     (after_an_answer(f"{SNAPSHOT}."), {}, Kind("compaction", "qwen_code_compact_prompt")),
     (after_an_answer(f"It said: {SNAPSHOT}."), {}, MAIN),
     (after_an_answer(f"{SUGGEST}.]"), {}, Kind("suggestion", "suggestion_mode_prompt")),
+    (after_an_answer("A reminder.", f"{SUGGEST}.]"), {}, Kind("suggestion", "suggestion_mode_prompt")),
     (after_an_answer(f"What is {SUGGEST}.]?"), {}, MAIN),
-    (prompt("You are an agent.", f"{SUGGEST}.]", tools=[TOOL]), {}, MAIN),
+    (after_an_answer(f"<output>\n{SUGGEST}.]"), {}, MAIN),
+    (after_an_answer(f"{SUGGEST}.]", system="You are an agent."), {}, MAIN),
+    (prompt("You are Qwen Code.", f"{SUGGEST}.]", tools=[TOOL]), {}, MAIN),
     (
         prompt("You are a security classifier for an AI coding agent operating in auto mode.", tools=[SCHEMA_TOOL]),
         {},
         Kind("classifier", "security_classifier_prompt"),
     ),
-    (prompt("Write a title for this session.", tools=[SCHEMA_TOOL]), {}, Kind("side", "schema_tool_alone")),
-    (prompt("You are an agent.", tools=[SCHEMA_TOOL, TOOL]), {}, MAIN),
+    (prompt("Write a title for this session.", tools=[SCHEMA_TOOL]), {}, MAIN),
     (prompt("You are a title generator."), {}, Kind("title", "no_tools_title_prompt")),
     (prompt("You are naming a coding session."), {}, Kind("title", "no_tools_title_prompt")),
     (prompt("You are naming a coding session.", tools=[TOOL]), {}, MAIN),
