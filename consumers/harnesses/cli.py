@@ -154,6 +154,10 @@ class Cli(ABC):
     def listed_versions(self, limit_s: float) -> list[str]:
         """The package's versions in the configured registry, newest first. Raises NotReadyError if it doesn't answer within `limit_s`."""
 
+    def is_among(self, versions: list[str]) -> bool:
+        """Whether the installer would find this version among these."""
+        return self.version in versions
+
     @abstractmethod
     def _steps(self, folder: Path, downloads: Path) -> Iterable[tuple[str, ...]]:
         """The installer's commands, in order. They keep their downloads in `downloads`."""
@@ -283,7 +287,7 @@ class CliHarness(Generic[S]):
             return
         with contextlib.suppress(NotReadyError):  # the installation will ask again
             found = cli.listed_versions(ASK_S)
-            if cli.version not in found:
+            if not cli.is_among(found):
                 releases = [version for version in found if RELEASE.fullmatch(version)]
                 reason = (
                     f"{cli.installer} finds no such version of {cli.package}; the newest are: {', '.join(releases[:SHOWN])}; "

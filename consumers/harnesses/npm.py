@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from consumers.harnesses.cli import OUTPUT_LIMIT, Cli, Failure, lines_after
 from topics.types.errors import NotReadyError, install_command
 
@@ -42,7 +44,7 @@ class NpmCli(Cli):
     """A CLI of the npm registry."""
 
     installer = "npm"
-    version_form = r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?"
+    version_form = r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?"
     registry_variable = "npm_config_registry"
     lock_suffix = ".json"
 
@@ -79,14 +81,16 @@ class NpmCli(Cli):
         return ended.stdout.strip() if ended.returncode == 0 else "the npm registry that is configured"
 
     def listed_versions(self, limit_s: float) -> list[str]:
-        with (
-            tempfile.TemporaryDirectory() as folder
-        ):  # no old answer from a cache, and no settings of the current folder
+        # No old answer from a cache, and no settings of the current folder.
+        with tempfile.TemporaryDirectory() as folder:
             options = ("--json", "--prefix", folder, "--cache", folder, "--fetch-retries=0", "--no-update-notifier")
             ended = _ended(*npm("view", self.package, "versions", *options), limit_s=limit_s)
         if ended.returncode != 0:
             raise NotReadyError(f"npm can't list the versions of {self.package}: {ended.stderr.strip()[:OUTPUT_LIMIT]}")
-        found: list[str] | str = json.loads(ended.stdout)
+        try:
+            found = msgspec.json.decode(ended.stdout, type=list[str] | str)
+        except msgspec.DecodeError as error:
+            raise NotReadyError(f"npm's list of the versions of {self.package} can't be read: {error}") from error
         return [found] if isinstance(found, str) else found[::-1]  # a text if there is one version
 
     def _steps(self, folder: Path, downloads: Path) -> Iterable[tuple[str, ...]]:

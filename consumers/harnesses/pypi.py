@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from consumers.harnesses.cli import OUTPUT_LIMIT, Cli, Failure, lines_after
 from topics.types.errors import NotReadyError
 
@@ -79,12 +81,16 @@ class PypiCli(Cli):
         command = (sys.executable, "-m", "pip", "index", "versions", self.package, *options)
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-        except subprocess.TimeoutExpired as error:
+        except (OSError, subprocess.TimeoutExpired) as error:
             raise NotReadyError(f"pip can't list the versions of {self.package}: {error}") from error
         found = _VERSIONS.search(ended.stdout)
         if found is None:
             raise NotReadyError(f"pip can't list the versions of {self.package}: {ended.stderr.strip()[:OUTPUT_LIMIT]}")
         return found[1].split(", ")
+
+    def is_among(self, versions: list[str]) -> bool:
+        # 1.0 and 1.0.0 are one version.
+        return Version(self.version) in map(Version, versions)
 
     def _steps(self, folder: Path, downloads: Path) -> Iterable[tuple[str, ...]]:
         yield (sys.executable, "-m", "venv", str(folder))

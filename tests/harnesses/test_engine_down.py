@@ -123,7 +123,7 @@ def outage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outage]:
 def killed(outage: Outage) -> dict[str, str]:
     """The session of each preset, whose engine is gone after its first answer, and for a second attempt."""
     for each in PRESETS:
-        of_preset(str(each))  # not in the time of their sessions
+        of_preset(str(each))(False)  # not in the time of their sessions
     with outage.engine():
         sessions = {str(each): outage.submit(f"gone-{each}", each, max_attempts=2) for each in PRESETS}
         outage.await_first_call(*sessions.values())

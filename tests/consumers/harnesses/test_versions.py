@@ -169,8 +169,15 @@ def test_what_an_installer_takes_for_a_range_or_an_option_is_no_version(
 
 
 def test_npms_ranges_of_numbers_are_no_versions_either(presets: Path) -> None:
-    with pytest.raises(InputError, match=r"must be one exact version of tool, like 1\.0\.0"):
-        harness_of(AgentSpec(harness="of_npm", version="1.1"))
+    for version in ("1.1", "1.1.0+build"):
+        with pytest.raises(InputError, match=r"must be one exact version of tool, like 1\.0\.0"):
+            harness_of(AgentSpec(harness="of_npm", version=version))
+
+
+def test_pips_versions_are_equal_by_their_numbers(presets: Path) -> None:
+    cli = cli_of("of_pypi", "1.1.0")
+    assert cli.is_among(["1.2", "1.1"])
+    assert not cli.is_among(["1.1.1", "1.10"])
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names(registry.Kind.HARNESS) if name != "shell"])
