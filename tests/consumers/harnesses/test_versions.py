@@ -118,6 +118,7 @@ def presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def index(presets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    monkeypatch.setattr(clis, "ASK_S", 60.0)  # npm and pip start slowly on a busy machine
     with serving() as found:
         uses(found.url, monkeypatch, presets)
         found.has_npm({version: archive(f"console.log('{version}')\n", version) for version in ("1.0.0", "1.1.0")})
