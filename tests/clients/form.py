@@ -42,7 +42,8 @@ FREE = (
 )
 """Fields whose maps have keys of the tools' authors, the model or the client's user."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,47}")
-AGENT_VERSION = re.compile(r"(?<=/)v?\d[\w.+-]*|\d+(?:\.\d+)+[\w.+-]*")
+VARIES = re.compile(r"(?<=/)v?\d[\w.+-]*|\d+(?:\.\d+)+[\w.+-]*|\b(?:linux|darwin|x64|arm64|x86_64|aarch64)\b")
+"""Versions and the machine, in a User-Agent."""
 ID = re.compile(r"(?=[^/]*\d)[^/]{8,}")
 
 Calls = dict[str, list[str]]
@@ -109,7 +110,7 @@ def _path(path_qs: str) -> str:
 
 def _header(header: tuple[str, str]) -> str:
     name, value = header[0].lower(), header[1]
-    return f"user-agent {AGENT_VERSION.sub('*', value)}" if name == "user-agent" else f"header {name}"
+    return f"user-agent {VARIES.sub('*', value)}" if name == "user-agent" else f"header {name}"
 
 
 def _fields(value: Any, path: str = "", name: str = "") -> Iterator[str]:
