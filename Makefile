@@ -49,7 +49,7 @@ test-harnesses: install ## every agent CLI for real; prints the table of docs/ha
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
 
 test-clients: install ## every client of docs/clients.md for real; prints the page's table; NEWEST=1 for the newest versions
-	$(BIN)/pytest -m clients tests/clients $(if $(NEWEST),--newest)
+	$(BIN)/pytest -m clients tests/clients $(if $(NEWEST),--newest) $(if $(RECORD),--record-sent)
 
 locks: install ## renew the locks of the agent CLIs, after a change of a version; HARNESS="pi codex" for some
 	$(BIN)/python -m consumers.harnesses.relock $(HARNESS)

@@ -1,8 +1,10 @@
-"""A whole system with a scripted model for all clients, and the table that their runs make: docs/clients.md has it."""
+"""A whole system with a scripted model for all clients, the table that their runs make, and what they send anew."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,29 +12,61 @@ import pytest
 
 from consumers.harnesses import clients
 from tests.acceptance.up.running import STOP_S, Up
+from tests.clients import form
 from tests.clients.page import described
 from tests.clients.trials import TRIALS, Trial
+from tests.harnesses.recording import Recording, recording
+from tests.serving import free_port
 
 COLUMNS = ("`CLIENT`", "install it with", "sets", "dialect", "version tried", "calls", "side calls", "traces", "result")
 PROPERTY = "run of a client"
+SENT = "what a client sent"
 NOT_TRIED, FAILED = "not tried", "failed"
 
+RELAY_S = 30.0
+"""To begin or to end."""
+
 Tell = Callable[..., None]
+TellSent = Callable[[Trial], None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where this folder is named on the command line."""
     parser.addoption("--newest", action="store_true", help="install the newest version of each client, without pins")
     parser.addoption("--clients-table", metavar="FILE", help="write the table of docs/clients.md here, too")
+    parser.addoption("--record-sent", action="store_true", help="rewrite tests/clients/sent")
 
 
 @pytest.fixture(scope="session")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def proxy_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def relay(proxy_port: int) -> Iterator[Recording]:
+    """Between the clients and the system's proxy. Its loop has a thread of its own: a test waits for its client."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    relaying = recording(f"http://127.0.0.1:{proxy_port}")
+    try:
+        yield asyncio.run_coroutine_threadsafe(relaying.__aenter__(), loop).result(RELAY_S)
+        asyncio.run_coroutine_threadsafe(relaying.__aexit__(None, None, None), loop).result(RELAY_S)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture(scope="session")
+def up(tmp_path_factory: pytest.TempPathFactory, proxy_port: int, relay: Recording) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("clients")
     scripts = {trial.name: trial.script for trial in TRIALS}  # all trials of a client have the same turns
     # The command line of `polar up` takes files of one or more documents; JSON is YAML.
     (folder / "scripts.yaml").write_text("\n---\n".join(map(json.dumps, scripts.values())))
-    running = Up(folder, "--scripts", str(folder / "scripts.yaml"))
+    # The proxy gives this URL to sessions.
+    (folder / "polar.toml").write_text(f'proxy_url = "{relay.url}"\n')
+    running = Up(folder, "--scripts", str(folder / "scripts.yaml"), "--port", str(proxy_port))
     try:
         yield running
     finally:
@@ -56,7 +90,50 @@ def tell(record_property: Callable[[str, object], None]) -> Tell:
     return told
 
 
+@pytest.fixture
+def tell_sent(relay: Recording, record_property: Callable[[str, object], None]) -> TellSent:
+    """Puts the form of what came since the test's begin into the report."""
+    before = len(relay.requests)
+
+    def told(trial: Trial) -> None:
+        # The first request is `polar session run`'s own: for the length of the engine's context.
+        record_property(SENT, (str(trial), form.form(relay.requests[before + 1 :])))
+
+    return told
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    _tell_table(terminalreporter)
+    _tell_changes(terminalreporter)
+
+
+def _tell_changes(terminalreporter: pytest.TerminalReporter) -> None:
+    """What each client sent that differs from its recording; of those that worked, recordings if they are asked for."""
+    is_recording = terminalreporter.config.getoption("--record-sent", default=False)
+    reports = [each for key in ("passed", "failed") for each in terminalreporter.stats.get(key, [])]
+    properties = [dict(each.user_properties) for each in reports if each.when == "call"]
+    lines: list[str] = []
+    for told in sorted((each for each in properties if SENT in each), key=lambda each: each[SENT][0]):
+        trial, calls = told[SENT]
+        version = told[PROPERTY][COLUMNS.index("version tried")] if PROPERTY in told else FAILED
+        result, *changes = _compared(form.read(trial), calls)
+        lines += [f"{trial} {version}: {result}", *(f"  {change}" for change in changes)]
+        if is_recording and version != FAILED:
+            form.write(trial, form.Recorded(version, calls))
+    if lines:
+        terminalreporter.section("what clients send, compared with tests/clients/sent")
+        terminalreporter.write_line("\n".join(lines))
+
+
+def _compared(recorded: form.Recorded | None, calls: form.Calls) -> list[str]:
+    """The result, and behind it the changes."""
+    if recorded is None:
+        return ["no recording"]
+    changes = form.differences(recorded.calls, calls)
+    return [f"differs from {recorded.version}" if changes else "as recorded", *changes]
+
+
+def _tell_table(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.stats.get("passed", [])
     rows = [row for each in reports if each.when == "call" for name, row in each.user_properties if name == PROPERTY]
     ended_badly = [report.nodeid for report in terminalreporter.stats.get("failed", [])]

@@ -15,7 +15,7 @@ import pytest
 
 from consumers.harnesses import clients
 from tests.acceptance.up.running import POLAR, Up, engine_record, environment, trajectory
-from tests.clients.conftest import Tell
+from tests.clients.conftest import Tell, TellSent
 from tests.clients.installing import Installed
 from tests.clients.trials import PROGRAMS, TRIALS, Trial
 from topics.types.trajectory import Trajectory
@@ -90,9 +90,12 @@ def engine_calls(up: Up, session_id: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
 def test_a_client_works_with_what_a_session_sets_for_it(
-    trial: Trial, up: Up, tmp_path: Path, newest: bool, tell: Tell
+    trial: Trial, up: Up, tmp_path: Path, newest: bool, tell: Tell, tell_sent: TellSent
 ) -> None:
-    done = worked(trial, up, tmp_path, newest=newest)
+    try:
+        done = worked(trial, up, tmp_path, newest=newest)
+    finally:
+        tell_sent(trial)  # a change of it may be why the client failed
     found = done.trajectory
     main = [each for each in found.calls if each.kind == "main"]
     assert {each.dialect for each in found.calls} == {trial.dialect}, done.output

@@ -32,7 +32,7 @@ BODY_LIMIT = 64 * 1024 * 1024
 
 @dataclass
 class Recording:
-    """The calls of a run, in order."""
+    """The requests of a run, in order."""
 
     url: str
     """To be called in the proxy's place."""
@@ -46,7 +46,8 @@ async def recording(proxy_url: str) -> AsyncIterator[Recording]:
     async def relayed(request: web.Request) -> web.StreamResponse:
         body = await request.read()
         told = {name: value for name, value in request.headers.items() if HEADERS.fullmatch(name.lower())}
-        made.requests.append({"path": request.path_qs, "headers": told, "body": json.loads(body)})
+        sent = {"method": request.method, "path": request.path_qs, "headers": told}
+        made.requests.append({**sent, "body": json.loads(body) if body else None})
         passed = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
         async with client.request(request.method, proxy_url + request.path_qs, headers=passed, data=body) as answer:
             heard = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
@@ -78,7 +79,8 @@ def write(
     entries: list[dict[str, Any]] = []
     said = {text for call in calls for text in _texts(json.loads(call.answer))}
     before: dict[str, Any] = {}
-    for request, call in zip(made.requests, calls, strict=True):
+    asked = [request for request in made.requests if request["body"] is not None]
+    for request, call in zip(asked, calls, strict=True):
         body = _cleaned(_named(request["body"], folders), said)
         # A request repeats most of the one before: only the fields that differ are written.
         changed = {name: value for name, value in body.items() if before.get(name) != value}
