@@ -82,6 +82,8 @@ class Tui:
     """At the start: a regular expression of the screen, and the key that answers it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Settings of a person, below the home; `{workspace}` and `{key_end}`, 20 characters, are filled in."""
+    is_empty: str | None = None
+    """A regular expression that is on the screen as long as nothing is typed; without it, enter always sends."""
     leave: str = "/exit"
     has_servers: bool = True
     """It connects to MCP servers."""
@@ -124,9 +126,9 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
                     await eventually(listed.exists, WAIT_S)
                     listed.unlink()
                 for step in part:
-                    await _take(step, terminal, runtime.workspace)
+                    await _take(tui, step, terminal, runtime.workspace)
                 await terminal.type(tui.leave)
-                terminal.press("enter")
+                await _send(tui, terminal)
                 await terminal.wait_for_end()
         return await outcome_of(served)
 
@@ -137,7 +139,7 @@ async def _begin(tui: Tui, terminal: Terminal) -> None:
         await terminal.answer(seen, left.pop(seen))
 
 
-async def _take(step: Step, terminal: Terminal, workspace: PurePosixPath) -> None:
+async def _take(tui: Tui, step: Step, terminal: Terminal, workspace: PurePosixPath) -> None:
     for key, shown in step.first:
         terminal.press(key)
         await terminal.wait_for(shown)
@@ -145,10 +147,17 @@ async def _take(step: Step, terminal: Terminal, workspace: PurePosixPath) -> Non
         terminal.paste(str(workspace / "image.png"))
         await terminal.wait_for(step.image)
     await terminal.type(step.types)
-    terminal.press("enter")
+    await _send(tui, terminal)
     for shown, key in step.keys:
         await terminal.answer(shown, key)
     await terminal.wait_for(step.shown)
+
+
+async def _send(tui: Tui, terminal: Terminal) -> None:
+    if tui.is_empty:
+        await terminal.answer(rf"\A(?![\s\S]*{tui.is_empty})", "enter")
+    else:
+        terminal.press("enter")
 
 
 def assert_kinds(tui: Tui, outcome: Outcome) -> None:

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import pexpect
 import pyte
@@ -25,7 +25,8 @@ from consumers.runtimes.session_folder import RUNTIME_MARK
 COLUMNS, ROWS = 160, 60
 WAIT_S = 60.0
 """Longest wait for a text; a CLI on a busy machine starts in 10 s."""
-TRIES, AGAIN_S = 10, 3.0
+TRIES, AGAIN_S, TYPED_S = 10, 3.0, 10.0
+T = TypeVar("T")
 KEYS = {
     "enter": "\r",
     "escape": "\x1b",
@@ -86,9 +87,14 @@ class Terminal:
         await self._until(lambda: "over" if self.is_over else None, deadline_s, "its end")
 
     async def type(self, text: str) -> None:
-        """Type a text, and wait until its end is on the screen."""
-        self._send(text)
-        await self.wait_for(re.escape(text[-20:]))
+        """Type a text until its end is on the screen: a CLI that still loads a conversation may drop what is typed."""
+        shown = re.escape(text[-20:])
+        for _ in range(TRIES):
+            self._send(text)
+            with suppress(TimeoutError):
+                await self._on_screen(lambda: re.search(shown, self.text), TYPED_S)
+                return
+        raise AssertionError(f"{text!r} can't be typed; the screen:\n{self.text}")
 
     def paste(self, text: str) -> None:
         self._send(PASTE.format(text))
@@ -103,11 +109,8 @@ class Terminal:
         for _ in range(TRIES):
             self.press(key)
             with suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_S):
-                    while re.search(shown, self.text):
-                        self._changed.clear()
-                        await self._changed.wait()
-                    return
+                await self._on_screen(lambda: not re.search(shown, self.text), AGAIN_S)
+                return
         raise AssertionError(f"{key} doesn't answer {shown!r}; the screen:\n{self.text}")
 
     def close(self) -> None:
@@ -116,15 +119,23 @@ class Terminal:
         self._child.close(force=True)
 
     async def _until(self, found: Callable[[], str | None], deadline_s: float, what: str) -> str:
+        def found_or_over() -> str | None:
+            if (text := found()) is None:
+                assert not self.is_over, f"the program ended before {what}; its screen:\n{self.text}"
+            return text
+
         try:
-            async with asyncio.timeout(deadline_s):
-                while (text := found()) is None:
-                    assert not self.is_over, f"the program ended before {what}; its screen:\n{self.text}"
-                    self._changed.clear()
-                    await self._changed.wait()
-                return text
+            return await self._on_screen(found_or_over, deadline_s)
         except TimeoutError:
             raise AssertionError(f"no {what} within {deadline_s} s; the screen:\n{self.text}") from None
+
+    async def _on_screen(self, holds: Callable[[], T], limit_s: float) -> T:
+        """The first true result of `holds`, asked again at each change. Raises TimeoutError."""
+        async with asyncio.timeout(limit_s):
+            while not (result := holds()):
+                self._changed.clear()
+                await self._changed.wait()
+            return result
 
     def _send(self, text: str) -> None:
         self._child.send(text.encode())
