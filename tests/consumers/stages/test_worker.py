@@ -140,7 +140,7 @@ async def test_a_run_that_a_failed_engine_ended_is_no_failure_of_the_agent(
 
 
 @pytest.mark.parametrize(("settings_of_task", "window"), [({}, 4096), ({"context_window": 8192}, 8192)])
-async def test_a_harness_is_told_the_engines_length_and_a_larger_one_is_warned_of(
+async def test_a_harness_has_the_engines_length_and_a_larger_one_is_warned_of(
     settings: Settings,
     coordinator: Coordinator,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,7 +163,8 @@ settings = {context_window = {default = 100000}, max_tokens = {default = 32000}}
     assert blob(settings, (ran.artifacts or {})["agent_log"]) == f"{window} {window // 4}\n"
     if settings_of_task:
         assert ran.warning is not None
-        assert "context_window is 8192, and the engine of model 'default' takes 4096 tokens" in ran.warning
+        assert "the engine of model 'default' takes 4096 tokens" in ran.warning
+        assert "context_window is 8192" in ran.warning
     else:
         assert ran.warning is None
 
