@@ -6,6 +6,7 @@ import asyncio
 import json
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -260,7 +261,7 @@ def test_where_no_proxy_answers_nothing_is_known() -> None:
 async def test_an_answer_that_trickles_in_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte comes well within the time for one."""
     monkeypatch.setattr(context_window, "TIMEOUT_S", 0.3)
-    is_over = asyncio.Event()
+    is_over, is_closed = asyncio.Event(), asyncio.Event()
 
     async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
@@ -268,9 +269,13 @@ async def test_an_answer_that_trickles_in_is_not_awaited(monkeypatch: pytest.Mon
             writer.write(b"x")
             await asyncio.sleep(0.02)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        is_closed.set()
 
     async with await asyncio.start_server(trickle, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with asyncio.timeout(30):
             assert await engines_context_in_time(replace(MODEL, proxy_url=url)) is None
         is_over.set()
+        await is_closed.wait()
