@@ -215,8 +215,7 @@ class ModelApi:
         await self._router.claims.require_open(self._authenticator.claims_of(key_of(request)))
         engines, only = self._pipeline.engines, request.match_info.get("model")
         names = engines.models if only is None else [only]
-        contexts = await asyncio.gather(*(engines.for_model(name).context() for name in names))
-        listed = dialect.models(dict(zip(names, contexts, strict=True)), only)
+        listed = dialect.models(await engines.contexts(names), only)
         return web.Response(body=listed, headers=JSON)
 
     async def _greeting(self, _: web.Request, __: Dialect) -> web.StreamResponse:
