@@ -29,7 +29,7 @@ LEAST_S = 1.0
 """Shortest lifetime of a session."""
 MODEL = "any"
 """Any name does if the proxy has one engine."""
-LOOK_S = 5.0
+LOOK_S = 10.0
 """Longest look for the reason why a session has no calls, a detail of a warning: other sessions may have filled its partition since."""
 
 app = typer.Typer(no_args_is_help=True, help="Bring your own agent: open a session for it, and close it.")
