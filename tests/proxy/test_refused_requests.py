@@ -127,9 +127,9 @@ async def test_a_stream_that_is_refused_after_its_headers_are_out_is_on_the_log(
     monkeypatch.setattr("proxy.streaming.QUIET_S", 0.001)
     # Older than the proxy, so the claim is read back from the log first.
     issued_at = int(time.time()) - 100
-    headers = {"X-Polar-Key": bench.key(issued_at=issued_at, limits=Limits(calls=0), **await bench.open())}
+    key = bench.key("t.0", "c1", issued_at=issued_at, limits=Limits(calls=0), **await bench.open("t.0", "c1"))
     hello = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    async with http.post(proxy.url + CHAT, json=hello, headers=headers) as response:
+    async with http.post(proxy.url + CHAT, json=hello, headers={"X-Polar-Key": key}) as response:
         assert response.status == 200
         told = await response.text()
     assert "this session has had 0 of its 0 calls" in told
