@@ -136,7 +136,7 @@ class Proxy:
             ByteBudget(settings.large_bodies_mib * MIB),
             pipeline,
             self._metrics,
-            RefusedRequests(authenticator, self._capture.refused),
+            RefusedRequests(authenticator, self._claims.knows_closed, self._capture.refused),
         )
         self._openings = SessionOpener(self._producer)
         token = control.token_in(settings.control_token_file)

@@ -61,7 +61,7 @@ class RefusalError(Exception):
     context: tuple[int, int] | None = None
     """With CONTEXT_LENGTH, if the engine reports them: the prompt's tokens, and the most that fit."""
     is_recorded: bool = False
-    """The log has this error already: as that of a call, or written by the proxy that owns the session."""
+    """The log has this error already, as that of a call, or the proxy that owns the session has seen to its record."""
 
     def __post_init__(self) -> None:
         if len(self.message) > MESSAGE_LIMIT:

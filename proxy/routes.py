@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -103,8 +104,8 @@ class ModelApi:
                 app.router.add_route(method, prefix + path, self._handler(candidates))
         app.router.add_route("GET", last_call.PATH, self._handler([(self._dialects[0], self._last_call)]))
         unknown = self._handler([(dialect, self._unknown) for dialect in self._dialects])
-        for prefix in (KEY_PREFIX, ""):
-            app.router.add_route("*", prefix + r"/{path:[\s\S]*}", unknown)
+        for pattern in (KEY_PREFIX + r"{path:(?:/[\s\S]*)?}", r"/{path:[\s\S]*}"):
+            app.router.add_route("*", pattern, unknown)
         return app
 
     def _handler(
@@ -167,7 +168,8 @@ class ModelApi:
         )
         self._replies[id(request)] = reply
         try:
-            return await respond(request, dialect, chat, reply, whole=is_forwarded)
+            refused = partial(self._refused.add, request)
+            return await respond(request, dialect, chat, reply, refused, whole=is_forwarded)
         finally:
             del self._replies[id(request)]
 
@@ -215,8 +217,7 @@ class ModelApi:
         await self._router.claims.require_open(self._authenticator.claims_of(key_of(request)))
         engines, only = self._pipeline.engines, request.match_info.get("model")
         names = engines.models if only is None else [only]
-        contexts = await asyncio.gather(*(engines.for_model(name).context() for name in names))
-        listed = dialect.models(dict(zip(names, contexts, strict=True)), only)
+        listed = dialect.models(await engines.contexts(names), only)
         return web.Response(body=listed, headers=JSON)
 
     async def _greeting(self, _: web.Request, __: Dialect) -> web.StreamResponse:

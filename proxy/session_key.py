@@ -21,7 +21,7 @@ PATH_PREFIX = f"/s/{{{IN_PATH}}}"
 KEY_PREFIX = f"/s/{{{IN_PATH}:{re.escape(PREFIX)}[^/]*}}"
 """The same for paths that nobody serves: only what has our prefix is a key there."""
 MISPLACED = re.compile(re.escape(PREFIX) + "[^/]*")
-"""A key elsewhere in a path: a base URL was put together wrongly."""
+"""A key elsewhere in a path: a base URL was put together wrongly. It admits to nothing, but tells whose request was refused."""
 
 
 def key_of(request: web.Request) -> str | None:
@@ -30,10 +30,19 @@ def key_of(request: web.Request) -> str | None:
     return next((key for key in found if key.startswith(PREFIX)), found[0] if found else None)
 
 
+def refused_key_of(request: web.Request) -> str | None:
+    """The key of a request that is refused: as `key_of`, or else one that stands in a wrong place of the path."""
+    key = key_of(request)
+    if key is not None and key.startswith(PREFIX):
+        return key
+    misplaced = MISPLACED.search(request.path)
+    return key if misplaced is None else misplaced[0]
+
+
 def path_of(request: web.Request) -> str:
     """The request's path without any key."""
     key = request.match_info.get(IN_PATH)
-    path = request.path if key is None else request.path.removeprefix(f"/s/{key}")
+    path = request.path if key is None else request.path.removeprefix(f"/s/{key}") or "/"
     return MISPLACED.sub("…", path)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import structlog
@@ -49,9 +50,15 @@ class PendingReply(Protocol):
 
 
 async def respond(
-    http_request: web.Request, dialect: Dialect, request: ChatRequest, reply: PendingReply, *, whole: bool = False
+    http_request: web.Request,
+    dialect: Dialect,
+    request: ChatRequest,
+    reply: PendingReply,
+    refused: Callable[[RefusalError], None],
+    *,
+    whole: bool = False,
 ) -> web.StreamResponse:
-    """Answers one request, and leaves its reply when the harness hangs up. Raises while no header is out.
+    """Answers one request, and leaves its reply when the harness hangs up. Raises while no header is out; `refused` gets a later error.
 
     `whole`: no header leaves before the answer, however long that takes.
     """
@@ -64,7 +71,9 @@ async def respond(
         except Exception as fault:
             if opened is None:
                 raise
-            await opened.write(dialect.error_event(refusal_from(fault, dialect)))
+            refusal = refusal_from(fault, dialect)
+            refused(refusal)
+            await opened.write(dialect.error_event(refusal))
             return opened
         response = await _deliver(http_request, opened, body, EVENT_STREAM if request.stream else JSON)
         delivered = True

@@ -29,9 +29,8 @@ class Disowned(msgspec.Struct, frozen=True, tag="disowned", omit_defaults=True):
     """`unacknowledged`, `closed` or `hung_up`."""
 
 
-REFUSED_WHOLE = 20
-"""Number of a claim's refused requests of which a proxy records each. Of further ones it records one each time that their number has
-doubled."""
+FIRST_REFUSED = 20
+"""A proxy records each of a claim's first 20 refused requests. Of later ones it records one each time that their number has doubled."""
 
 
 class RefusedRequest(msgspec.Struct, frozen=True, tag="refused_request", omit_defaults=True):

@@ -377,7 +377,7 @@ REFUSED_REQUESTS = View(
         "message": "as in the answer, at most 300 characters",
         "client": "the client's User-Agent; null: it sent none",
         "requests": "the requests that this row counts: this one, and those that weren't recorded before it; their sum is at least half of "
-        "all",
+        "all that one proxy refused, if it wasn't restarted and no record was lost",
         "refused_at": "when the proxy refused it",
     },
     "FROM lake.refused_requests",

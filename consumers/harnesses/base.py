@@ -56,8 +56,8 @@ class Harness(Protocol):
     - `client`: how a person starts the program (`preset.Client`). Such a class has `configure`, too: it writes the settings that `prepare`
       writes of the model, into a `Home`, and returns the variables that lead the program to them.
 
-    With `settings_type`, the msgspec struct of its settings, `context_window` and `max_tokens` among them fit the engine
-    (`context_window.py`).
+    With `settings_type`, the msgspec struct of its settings, those named `context_window` and `max_tokens` fit the engine if their defaults
+    are numbers (`context_window.py`).
     """
 
     @property

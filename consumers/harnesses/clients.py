@@ -13,7 +13,7 @@ from typing import Any
 
 from consumers.harnesses import preset as presets
 from consumers.harnesses.base import harness_of
-from consumers.harnesses.context_window import fitted
+from consumers.harnesses.context_window import fitted, has_window
 from consumers.harnesses.preset import Client
 from consumers.harnesses.settings_file import encoded
 from consumers.harnesses.templates import filled
@@ -61,6 +61,14 @@ def find(name: str) -> Client:
     if found is None:
         raise InputError("client", name, f"no such client; there are: {', '.join(names())}")
     return found
+
+
+def uses_context(name: str) -> bool:
+    """Whether the client's settings depend on the length of the engine's context. Raises InputError for an unknown client."""
+    client = find(name)
+    if client.like is not None:
+        return uses_context(client.like)
+    return name not in _files() and has_window(AgentSpec(harness=name))
 
 
 async def write_settings(name: str, model: ModelAccess, folder: Path) -> ClientSettings:

@@ -137,7 +137,16 @@ class Run:
         """With the context of the model's engine, for a harness that compacts by it."""
         if not context_window.has_window(task.agent):
             return access
-        return replace(access, context=await asyncio.to_thread(context_window.engines_context, access))
+        context = await context_window.engines_context_in_time(access)
+        if context is None and context_window.WINDOW not in task.agent.settings:
+            log.warning(
+                "the engine's context length is unknown; the harness uses its default",
+                action="context.unknown",
+                claim=self._claim.id,
+                harness=task.agent.name,
+                model=access.model_name,
+            )
+        return replace(access, context=context)
 
     async def _set_up(self, harness: Harness, runtime: Runtime, task: TaskRequest, access: ModelAccess) -> Launch:
         await harness.install()

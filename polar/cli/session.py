@@ -29,6 +29,8 @@ LEAST_S = 1.0
 """Shortest lifetime of a session."""
 MODEL = "any"
 """Any name does if the proxy has one engine."""
+LOOK_S = 10.0
+"""Longest look for the reason why a session has no calls, a detail of a warning: other sessions may have filled its partition since."""
 
 app = typer.Typer(no_args_is_help=True, help="Bring your own agent: open a session for it, and close it.")
 
@@ -206,32 +208,33 @@ async def _print_result(found: Settings, session_id: str, reward: float | None, 
             Exit.FAILED,
         )
     say(f"{_result(row)} (polar show {session_id})")
-    _warn_of_no_answers(row, await _refused_in(found, row), None if has_ended else reward)
+    _warn_of_no_answers(row, await _why_no_calls(found, row), None if has_ended else reward)
     if has_ended and reward is not None and (row.status, row.reward) != (Status.COMPLETED, reward):
         raise ended(f"{session_id} had ended already: the reward {reward:g} came too late", Exit.FAILED)
     if has_ended:
         note(f"{session_id} had ended already")
 
 
-async def _refused_in(found: Settings, row: SessionState) -> str | None:
-    """What the proxy refused of a session without calls; None if no refused request is known."""
+async def _why_no_calls(found: Settings, row: SessionState) -> str | None:
+    """Why a session has no calls, as far as the log tells within `LOOK_S`; None if it has some."""
     from polar.cli.show.reading import read_refused
     from polar.cli.show.refused import summary
 
     if row.calls:
         return None
     try:
-        refused = await read_refused(found, row)
-    except NotReadyError:
-        return None  # a detail of a warning: the outcome is known
-    return summary(refused) if refused else None
+        async with asyncio.timeout(LOOK_S):
+            refused = await read_refused(found, row)
+    except (NotReadyError, TimeoutError):
+        return "none came with its key, or all were refused"
+    # Not every request leaves a record (proxy/refused_requests.py).
+    return summary(refused) if refused else "no request with its key is recorded"
 
 
-def _warn_of_no_answers(row: SessionState, refused: str | None = None, reward: float | None = None) -> None:
+def _warn_of_no_answers(row: SessionState, why_no_calls: str | None, reward: float | None = None) -> None:
     """The row has the number of its calls and of trainable tokens, but not how many calls were answered."""
     if row.calls == 0:
-        why = refused or "none came with its key"
-        note(f"{row.session_id} has no calls: {why}; see `polar session open --for`")
+        note(f"{row.session_id} has no calls: {why_no_calls}; see `polar session open --for`")
     elif row.trainable_tokens == 0:
         note(
             f"{row.session_id} has no trainable tokens: its calls failed, or their answers can't be trained;"
@@ -254,7 +257,7 @@ async def _note_result(found: Settings, session_id: str) -> None:
         note(f"the trajectory of {session_id} isn't written yet: see `polar status {session_id}`")
         return
     note(f"{_result(row)} (polar show {session_id})")
-    _warn_of_no_answers(row, await _refused_in(found, row))
+    _warn_of_no_answers(row, await _why_no_calls(found, row))
 
 
 def _close(found: Settings, session_id: str) -> None:

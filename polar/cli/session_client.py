@@ -55,7 +55,8 @@ def set_up(settings: Settings, session: Session, client: str, model: str) -> Cli
     """Write the client's settings. Raises NotReadyError if they can't be written."""
     # The variable for Anthropic's clients is the proxy's URL itself.
     access = ModelAccess(session.env["ANTHROPIC_BASE_URL"], session.key, model)
-    access = replace(access, context=engines_context(access))
+    if clients.uses_context(client):
+        access = replace(access, context=engines_context(access))
     folder = settings.data.absolute() / FOLDER / session.session_id
     try:
         written = asyncio.run(clients.write_settings(client, access, folder))

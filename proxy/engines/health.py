@@ -14,7 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from proxy.engines.base import Engine
-from proxy.engines.context import StatesContext
+from proxy.engines.context import ContextReader
 from proxy.engines.process import LOGIN, Process, ReportsStart
 from proxy.errors import EngineError
 
@@ -41,8 +41,7 @@ class Server:
         """A process, and `_breaks` before it was identified."""
         self._identifying: asyncio.Task[Process | None] | None = None
         self._identify_after = float("-inf")
-        self._context: tuple[int | None, int] | None = None
-        """What the server states, and `_breaks` before it was asked."""
+        self._context = ContextReader(url, engine)
         self._failures = 0
         self._on_process: Callable[[Process], None] = lambda _: None
         self._missed = 0
@@ -62,6 +61,7 @@ class Server:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self._context.stop()
         await self.engine.stop()
 
     @property
@@ -122,16 +122,11 @@ class Server:
         return process
 
     async def context(self) -> int | None:
-        """The length of its context in tokens; None if it doesn't state it, or doesn't answer. It is asked once per process."""
-        if self._context is None or self._context[1] != self._breaks:
-            breaks = self._breaks
-            try:
-                stated = await self.engine.context() if isinstance(self.engine, StatesContext) else None
-            except EngineError as error:
-                log.info("an engine's context is unread", action="context_unread", url=self.url, code=error.code)
-                return None
-            self._context = stated, breaks
-        return self._context[0]
+        """The length of its context in tokens; None if it is unknown. Never raises EngineError.
+
+        The server is asked once, and again after a failure or a closed connection. While it is down, its last statement counts.
+        """
+        return await self._context.current(self._breaks) if self.is_up else self._context.last
 
     @staticmethod
     def _now() -> float:

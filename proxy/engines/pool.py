@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from proxy.engines.api_key import ApiKey
@@ -50,6 +51,13 @@ class Engines:
         named = (engine for engine in self._engines if model in engine.models)
         takers = (engine for engine in self._engines if engine.takes_any)
         return next(named, None) or next(takers, self.default)
+
+    async def contexts(self, models: Sequence[str]) -> dict[str, int | None]:
+        """By model, the context of its engine as in `Replicas.context`. Each engine is asked once."""
+        by_model = {model: self.for_model(model) for model in models}
+        engines = list(dict.fromkeys(by_model.values()))
+        lengths = dict(zip(engines, await asyncio.gather(*(each.context() for each in engines)), strict=True))
+        return {model: lengths[engine] for model, engine in by_model.items()}
 
     async def start(self, on_process: Callable[[str, Process], None] = lambda *_: None) -> None:
         """Open connections; no server need be up. `on_process` as in `Replicas.start`."""

@@ -151,9 +151,12 @@ class Replicas:
         return await self._with_retries(secrets.token_hex(4), lambda server: server.engine.detokenize(token_ids))
 
     async def context(self) -> int | None:
-        """The shortest context of its servers that are up, in tokens, since a session may move between them; None: none states it."""
-        stated = await asyncio.gather(*(server.context() for server in self._servers.values() if server.is_up))
-        return min((each for each in stated if each is not None), default=None)
+        """The shortest context of its servers in tokens, since a session may move between them; None: it is unknown.
+
+        A server that is down counts with its last statement: its sessions return to it when it is up again.
+        """
+        lengths = await asyncio.gather(*(server.context() for server in self._servers.values()))
+        return min((each for each in lengths if each is not None), default=None)
 
     async def _with_retries(self, key: str, ask: Callable[[Server], Awaitable[T]]) -> T:
         servers = [self._servers[url] for url in ranked(key, self._servers)]

@@ -57,6 +57,8 @@ class RefusalBody(msgspec.Struct, frozen=True, omit_defaults=True):
     field: str | None = None
     retry_after_s: int | None = None
     context: tuple[int, int] | None = None
+    is_recorded: bool = False
+    """The sender records it if it is worth a record. Older proxies record no refused request, and leave this out."""
 
 
 _refusal_bodies = msgspec.json.Decoder(RefusalBody)
@@ -65,7 +67,14 @@ _refusals = {refusal.code: refusal for refusal in Refusal}
 
 def refusal(refused: RefusalError) -> web.Response:
     """The answer to a forwarder whose harness gets this error."""
-    body = RefusalBody(refused.refusal.code, refused.message, refused.field, refused.retry_after_s, refused.context)
+    body = RefusalBody(
+        refused.refusal.code,
+        refused.message,
+        refused.field,
+        refused.retry_after_s,
+        refused.context,
+        is_recorded=True,
+    )
     return web.Response(status=refused.refusal.status, body=msgspec.json.encode(body), headers={REFUSED: "told"})
 
 
@@ -176,5 +185,5 @@ def _refusal_in(body: bytes) -> RefusalError:
         field=refused.field,
         retry_after_s=refused.retry_after_s,
         context=refused.context,
-        is_recorded=True,
+        is_recorded=refused.is_recorded,
     )

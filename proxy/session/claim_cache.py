@@ -78,6 +78,10 @@ class ClaimCache:
         """From this moment on, every `CloseKey` is seen."""
         self._complete_since = unix_s
 
+    def knows_closed(self, claim_id: str) -> bool:
+        """Whether a claim's key is certainly closed. False says nothing: the close may be older than what this proxy remembers."""
+        return claim_id in self._closed
+
     def cached(self, key: KeyClaims) -> ClaimState | None:
         """The claim of a key; None if it must be read back first. Raises RefusalError for a closed key."""
         claim_id = key.claim_id

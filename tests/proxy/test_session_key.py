@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
-from proxy.session_key import PATH_PREFIX, key_of, path_of
+from proxy.session_key import PATH_PREFIX, key_of, path_of, refused_key_of
 
 KEY = "sk-polar-k"
 
@@ -20,7 +20,7 @@ async def url() -> AsyncIterator[str]:
     """A server that tells which key it found, and the path without it."""
 
     async def told(request: web.Request) -> web.Response:
-        return web.json_response([key_of(request), path_of(request)])
+        return web.json_response([key_of(request), path_of(request), refused_key_of(request)])
 
     app = web.Application()
     app.router.add_get(PATH_PREFIX + "/v1/x", told)
@@ -51,12 +51,26 @@ async def test_a_key_is_found_wherever_a_client_puts_it(
     url: str, path: str, headers: dict[str, str], key: str | None
 ) -> None:
     async with aiohttp.ClientSession() as session, session.get(url + path, headers=headers) as response:
-        assert await response.json() == [key, "/v1/x"]
+        assert await response.json() == [key, "/v1/x", key]
 
 
 @pytest.mark.parametrize("path", [f"//s/{KEY}/v1/x", f"/v1/s/{KEY}/v1/x", f"/s/{KEY}/s/%73{KEY[1:]}/v1/x"])
-async def test_a_key_in_the_wrong_place_of_a_path_is_never_told(url: str, path: str) -> None:
-    async with aiohttp.ClientSession() as session, session.get(URL(url + path, encoded=True)) as response:
-        told = (await response.json())[1]
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer dummy"}])
+async def test_a_key_in_the_wrong_place_of_a_path_is_never_told_and_names_the_session_of_a_refused_request(
+    url: str, path: str, headers: dict[str, str]
+) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(URL(url + path, encoded=True), headers=headers) as response,
+    ):
+        found, told, refused = await response.json()
     assert told.endswith("/…/v1/x")
     assert KEY not in told
+    assert refused == KEY
+    assert found in (None, "dummy") or path.startswith("/s/")
+
+
+async def test_a_key_where_it_belongs_counts_more_than_one_in_the_wrong_place(url: str) -> None:
+    headers = {"X-Polar-Key": KEY}
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/{KEY}2/x", headers=headers) as response:
+        assert await response.json() == [KEY, "/v1/…/x", KEY]

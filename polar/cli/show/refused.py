@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from polar.cli.output import escaped_line
 from polar.cli.show.page import Page
-from topics.completions import REFUSED_WHOLE, RefusedRequest
+from topics.completions import FIRST_REFUSED, RefusedRequest
 
 SHOWN = 5
 """The last ones; `--format json` has all that were recorded."""
@@ -29,9 +29,9 @@ def draw_refused(page: Page, refused: Sequence[RefusedRequest]) -> None:
 
 
 def counted(refused: Sequence[RefusedRequest]) -> str:
-    """`the proxy refused 3 requests`; a proxy doesn't record each of many."""
+    """`the proxy refused 3 requests`; `at least` if some may have no record, since a proxy doesn't record each of many."""
     requests = sum(one.requests for one in refused)
-    least = "at least " if requests >= REFUSED_WHOLE else ""
+    least = "at least " if requests > FIRST_REFUSED or any(one.requests > 1 for one in refused) else ""
     return f"the proxy refused {least}{requests:,} request{'' if requests == 1 else 's'}"
 
 

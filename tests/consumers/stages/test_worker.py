@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from consumers.runtimes import proctree
 from consumers.stages.worker import run_worker
@@ -139,15 +140,9 @@ async def test_a_run_that_a_failed_engine_ended_is_no_failure_of_the_agent(
     assert (path, key.session_id) == (PATH, "cut-off.0")
 
 
-@pytest.mark.parametrize(("settings_of_task", "window"), [({}, 4096), ({"context_window": 8192}, 8192)])
-async def test_a_harness_is_told_the_engines_length_and_a_larger_one_is_warned_of(
-    settings: Settings,
-    coordinator: Coordinator,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    settings_of_task: dict[str, int],
-    window: int,
-) -> None:
+@pytest.fixture
+def sized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A preset that prints its sizes."""
     (tmp_path / "sized.toml").write_text(
         """
 program = "sh"
@@ -156,16 +151,36 @@ settings = {context_window = {default = 100000}, max_tokens = {default = 32000}}
 """
     )
     monkeypatch.setenv(registry.PRESETS, str(tmp_path))
-    task = shell("sized", "", agent={"harness": "sized", "custom_shell": None, "settings": settings_of_task})
+    return "sized"
+
+
+@pytest.mark.parametrize(("settings_of_task", "window"), [({}, 4096), ({"context_window": 8192}, 8192)])
+async def test_a_harness_has_the_engines_length_and_a_larger_one_is_warned_of(
+    settings: Settings, coordinator: Coordinator, sized: str, settings_of_task: dict[str, int], window: int
+) -> None:
+    task = shell("sized", "", agent={"harness": sized, "custom_shell": None, "settings": settings_of_task})
     with serving(lambda _: (200, {"max_model_len": 4096})) as (url, _):
         async with working(settings.model_copy(update={"proxy_url": url}), ALL):
             _, ran = await coordinator.run(task)
     assert blob(settings, (ran.artifacts or {})["agent_log"]) == f"{window} {window // 4}\n"
     if settings_of_task:
         assert ran.warning is not None
-        assert "context_window is 8192, and the engine of model 'default' takes 4096 tokens" in ran.warning
+        assert "the engine of model 'default' takes 4096 tokens" in ran.warning
+        assert "context_window is 8192" in ran.warning
     else:
         assert ran.warning is None
+
+
+async def test_a_worker_logs_once_that_it_does_not_know_the_engines_length(
+    settings: Settings, coordinator: Coordinator, sized: str
+) -> None:
+    task = shell("unknown", "", agent={"harness": sized, "custom_shell": None})
+    with capture_logs() as logs, serving(lambda _: (200, {"max_model_len": None})) as (url, _):
+        async with working(settings.model_copy(update={"proxy_url": url}), ALL):
+            _, ran = await coordinator.run(task)
+    assert blob(settings, (ran.artifacts or {})["agent_log"]) == "100000 32000\n"
+    lines = [line for line in logs if line.get("action") == "context.unknown"]
+    assert [(line["harness"], line["model"]) for line in lines] == [("sized", "default")]
 
 
 async def test_a_harness_that_overruns_is_timed_out_and_dead(settings: Settings, worker: Coordinator) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from polar.cli.session import _warn_of_no_answers, seconds
+from polar.cli.session import _warn_of_no_answers, _why_no_calls, seconds
 from tests.polar.cli.commands import polar
 from tests.polar.control_api import OPENED, Api, answer, played
+from topics.environment.settings import Settings
 from topics.types.errors import InputError
 from topics.types.session import Phase, SessionState, Status
 
@@ -71,7 +73,7 @@ def test_a_session_without_answers_is_reported(
     row = SessionState(
         "t.0", "t", 0, Phase.ENDED, 0, status=Status.COMPLETED, calls=calls, trainable_tokens=trainable_tokens
     )
-    _warn_of_no_answers(row, None, reward)
+    _warn_of_no_answers(row, "none came with its key", reward)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(words)
     assert all(line.startswith(f"polar: {start}") for line, start in zip(lines, words, strict=True))
@@ -84,3 +86,22 @@ def test_a_session_without_calls_says_what_was_refused(capsys: pytest.CaptureFix
         "polar: t.0 has no calls: the proxy refused 1 request: POST /foo got 404, nothing is served at POST /foo;"
         " see `polar session open --for`\n"
     )
+
+
+async def test_a_log_that_takes_long_to_read_doesnt_hold_up_the_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+
+    connections: list[asyncio.StreamWriter] = []
+    monkeypatch.setattr("polar.cli.session.LOOK_S", 0.3)
+    row = SessionState("t.0", "t", 0, Phase.ENDED, 0, status=Status.COMPLETED, log_offset=0)
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(5):
+            why = await _why_no_calls(Settings(kafka=f"127.0.0.1:{port}", data=tmp_path), row)
+        for each in connections:
+            each.close()
+    assert connections
+    assert why == "none came with its key, or all were refused"

@@ -198,6 +198,11 @@ def test_what_open_prints_for_a_client_is_for_a_shell(here: None, tmp_path: Path
     assert (model["id"], model["contextWindow"]) == ("m", 32_768)
 
 
+def test_for_a_client_without_use_for_it_the_engines_length_is_not_requested(here: None) -> None:
+    code, _, stderr = polar("session", "open", "--for", "aider", "--model", "m")
+    assert (code, [path for path, _, _ in Api.asked]) == (0, [OPEN]), stderr
+
+
 def test_what_open_prints_for_a_client_is_for_programs(here: None) -> None:
     _, stdout, _ = polar("session", "open", "--for", "pi", "--format", "json")
     opened = json.loads(stdout)

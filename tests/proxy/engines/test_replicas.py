@@ -16,7 +16,7 @@ from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Cut, Hang, Status
 from proxy.chat import ChatRequest, Message
-from proxy.engines import health, retry
+from proxy.engines import context, health, retry
 from proxy.engines.health import Server
 from proxy.engines.pool import Engines
 from proxy.engines.process import Process
@@ -76,6 +76,7 @@ def _free_port() -> int:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_S", 0.05)
+    monkeypatch.setattr(context, "PAUSE_S", 0.05)
     monkeypatch.setattr(retry, "PAUSES_S", (0.01, 0.01))
 
 
@@ -209,30 +210,33 @@ async def test_tokens_are_counted_and_told_by_any_server_that_is_up(engine: Repl
         assert await engine.detokenize([1, 2])
 
 
-async def test_the_shortest_context_counts_and_a_restarted_server_is_asked_again(
+async def test_the_shortest_context_counts_also_of_a_server_that_is_down_and_a_restarted_one_is_asked_again(
     engine: Replicas, servers: Servers
 ) -> None:
     first, second, third = servers.urls
-    for url, context in ((first, 8192), (second, 4096), (third, 16384)):
+
+    async def restart(url: str, length: int) -> None:
         await servers.kill(url)
-        servers.engines[url] = ScriptedEngine(max_model_len=context)
+        servers.engines[url] = ScriptedEngine(max_model_len=length)
         await servers.start(url)
+
+    async def until_context(length: int) -> None:
+        async def is_seen() -> bool:
+            return await engine.context() == length
+
+        await eventually(is_seen)
+
+    for url, length in ((first, 8192), (second, 4096), (third, 16384)):
+        await restart(url, length)
     assert await engine.context() == 4096
-    servers.engines[third] = ScriptedEngine(max_model_len=2048)
-    await servers.kill(third)
-    await servers.start(third)
-
-    async def is_seen() -> bool:
-        return await engine.context() == 2048
-
-    await eventually(is_seen)
-    await servers.kill(second)
-    await servers.kill(third)
-    await until_healthy(engine, 1)
-    assert await engine.context() == 8192
-    await servers.kill(first)
-    await until_healthy(engine, 0)
-    assert await engine.context() is None
+    await restart(third, 2048)
+    await until_context(2048)
+    for up, url in ((2, second), (1, third), (0, first)):
+        await servers.kill(url)
+        await until_healthy(engine, up)
+        assert await engine.context() == 2048
+    await restart(third, 1024)
+    await until_context(1024)
 
 
 async def test_a_call_that_is_given_up_leaves_its_turn(engine: Replicas, servers: Servers) -> None:

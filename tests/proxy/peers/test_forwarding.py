@@ -18,6 +18,8 @@ from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
 from polar.scripted.faults import Slow, Status
 from proxy.app import Proxy
+from proxy.errors import Refusal, RefusalError
+from proxy.peers import forwarding
 from proxy.peers.forwarding import FORWARDED, REFUSED, Forwarder, PeerError
 from proxy.peers.ownership import Ownership
 from proxy.session_key import KEY_HEADER
@@ -213,6 +215,19 @@ async def test_what_was_forwarded_is_never_forwarded_again(
 def forwarded_by(proxy: Proxy, key: str) -> str:
     """The header with which a proxy forwards requests of a key."""
     return proxy._forwarder.header(make_mocked_request("POST", "/", headers={KEY_HEADER: key}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_recorded"),
+    [
+        (forwarding.refusal(RefusalError(Refusal.SPENT, "no calls are left")).body, True),
+        (b'{"refusal":"spent","message":"no calls are left"}', False),
+    ],
+)
+def test_who_forwards_records_what_an_older_owner_refuses(answer: bytes, is_recorded: bool) -> None:
+    refused = forwarding._refusal_in(answer)
+    assert (refused.refusal, refused.message) == (Refusal.SPENT, "no calls are left")
+    assert refused.is_recorded is is_recorded
 
 
 async def test_a_forged_header_of_a_forwarder_changes_nothing(

@@ -79,6 +79,15 @@ async def test_before_the_start_every_key_is_old() -> None:
     assert log.asked == ["a"]
 
 
+async def test_a_close_is_known_without_a_look_at_the_log() -> None:
+    log = Log("b")
+    known = claims(log)
+    known.close("a")
+    assert known.knows_closed("a")
+    assert not known.knows_closed("b")
+    assert log.asked == []
+
+
 async def test_closing_ends_the_calls_in_flight_and_refuses_the_next() -> None:
     known = claims(Log())
     call = Ended()

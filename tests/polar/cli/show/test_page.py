@@ -21,13 +21,13 @@ from polar.cli.show.assembly import Log, assemble
 from polar.cli.show.document import document
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces, in_tree_order
 from polar.cli.show.page import LINE, Page, duration, shorten
-from polar.cli.show.refused import draw_refused, summary
+from polar.cli.show.refused import counted, draw_refused, summary
 from polar.cli.show.story import Story
 from polar.cli.show.tokens import draw_tokens
 from polar.cli.show.transcript import draw_call, draw_transcript
 from proxy.chat import Message
 from tests.polar.cli.show.recording import TASK, Recording, a_session, calls_tool, row, says
-from topics.completions import REFUSED_WHOLE, Open, RefusedRequest
+from topics.completions import FIRST_REFUSED, Open, RefusedRequest
 from topics.environment import blob_store
 from topics.environment.settings import Settings
 from topics.types.completion import CallError
@@ -143,9 +143,15 @@ def test_the_last_refused_requests_are_shown_with_their_number() -> None:
 def test_one_line_says_how_many_requests_were_refused_and_the_last() -> None:
     assert summary(refusals(1)) == "the proxy refused 1 request: POST /foo0 got 404, nothing is served at POST /foo0"
     assert summary(refusals(3)).startswith("the proxy refused 3 requests, the last: POST /foo2 got 404, nothing")
-    many = [*refusals(REFUSED_WHOLE), replace(refusals(1)[0], requests=REFUSED_WHOLE, message="x\n" * 150)]
+    many = [*refusals(FIRST_REFUSED), replace(refusals(1)[0], requests=FIRST_REFUSED, message="x\n" * 150)]
     assert summary(many).startswith("the proxy refused at least 40 requests, the last: POST /foo0 got 404, x\\nx")
     assert len(summary(many)) < 500
+
+
+def test_a_number_is_exact_as_long_as_each_request_has_a_record() -> None:
+    assert counted(refusals(FIRST_REFUSED)) == "the proxy refused 20 requests"
+    assert counted(refusals(FIRST_REFUSED + 1)) == "the proxy refused at least 21 requests"
+    assert counted([replace(refusals(1)[0], requests=10)]) == "the proxy refused at least 10 requests"
 
 
 def test_markup_and_emoji_codes_are_text() -> None:
