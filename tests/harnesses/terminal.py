@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from signal import SIGKILL
 from typing import Any
 
 import pexpect
@@ -110,10 +111,12 @@ class Terminal:
                     return
         raise AssertionError(f"{key} doesn't answer {shown!r}; the screen:\n{self.text}")
 
-    def close(self) -> None:
-        """End the program, if it still runs."""
+    async def close(self) -> None:
+        """End the program, if it still runs. On a busy machine its death takes longer than pexpect waits for one."""
         self._stop_reading()
-        self._child.close(force=True)
+        self._child.kill(SIGKILL)
+        await asyncio.to_thread(self._child.wait)
+        self._child.close()
 
     async def _until(self, found: Callable[[], str | None], deadline_s: float, what: str) -> str:
         try:
@@ -160,4 +163,4 @@ async def opened(runtime: ProcessRuntime, access: ModelAccess, launch: Launch) -
         yield terminal
     finally:
         await runtime.kill_all()
-        terminal.close()
+        await terminal.close()
