@@ -18,7 +18,7 @@ from tests.consumers.harnesses.conftest import Models, set_up
 from tests.consumers.harnesses.specimens import Turn, in_workspace
 from tests.harnesses.outcome import Outcome, assert_captured, outcome_of
 from tests.harnesses.speakers import Speaker
-from tests.harnesses.terminal import WAIT_S, Terminal, opened
+from tests.harnesses.terminal import KEYS, WAIT_S, Terminal, opened
 from tests.waiting import eventually
 from topics.types.agent import AgentSpec
 
@@ -83,8 +83,9 @@ class Tui:
     files: Mapping[str, str] = field(default_factory=dict)
     """Settings of a person, below the home; `{workspace}` and `{key_end}`, 20 characters, are filled in."""
     is_empty: str | None = None
-    """A regular expression that is on the screen as long as nothing is typed; without it, enter always sends."""
+    """A regular expression that is on the screen as long as nothing is typed, for a CLI that may drop keys."""
     leave: str = "/exit"
+    """A command, or one of KEYS."""
     has_servers: bool = True
     """It connects to MCP servers."""
     beside: tuple[dict[str, Any], ...] = ()
@@ -121,15 +122,20 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
         for resumes, part in ((False, tui.first), (True, tui.resumed)):
             async with opened(runtime, served.access, tui.launches(launch, resumes)) as terminal:
                 await _begin(tui, terminal)
+                if resumes and tui.is_empty:
+                    # It drops keys until it has drawn the conversation.
+                    await terminal.wait_for(tui.first[-1].shown)
                 if tui.has_servers:
                     # A prompt that leaves before the server's tools are known has other tools than the next one.
                     await eventually(listed.exists, WAIT_S)
                     listed.unlink()
                 for step in part:
                     await _take(tui, step, terminal, runtime.workspace)
-                await terminal.type(tui.leave)
-                await _send(tui, terminal)
-                await terminal.wait_for_end()
+                if tui.leave in KEYS:
+                    await terminal.leave_by(tui.leave)
+                else:
+                    await _say(tui, terminal, tui.leave)
+                    await terminal.wait_for_end()
         return await outcome_of(served)
 
 
@@ -146,18 +152,20 @@ async def _take(tui: Tui, step: Step, terminal: Terminal, workspace: PurePosixPa
     if step.image:
         terminal.paste(str(workspace / "image.png"))
         await terminal.wait_for(step.image)
-    await terminal.type(step.types)
-    await _send(tui, terminal)
+    await _say(tui, terminal, step.types)
     for shown, key in step.keys:
         await terminal.answer(shown, key)
     await terminal.wait_for(step.shown)
 
 
-async def _send(tui: Tui, terminal: Terminal) -> None:
-    if tui.is_empty:
-        await terminal.answer(rf"\A(?![\s\S]*{tui.is_empty})", "enter")
-    else:
+async def _say(tui: Tui, terminal: Terminal, text: str) -> None:
+    if tui.is_empty is None:
+        await terminal.type(text)
         terminal.press("enter")
+        return
+    await terminal.answer(tui.is_empty, text[0])
+    await terminal.type(text[1:])
+    await terminal.answer(rf"\A(?![\s\S]*{tui.is_empty})", "enter")
 
 
 def assert_kinds(tui: Tui, outcome: Outcome) -> None:

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from signal import SIGKILL
 from typing import Any, TypeVar
 
 import pexpect
@@ -25,7 +26,7 @@ from consumers.runtimes.session_folder import RUNTIME_MARK
 COLUMNS, ROWS = 160, 60
 WAIT_S = 60.0
 """Longest wait for a text; a CLI on a busy machine starts in 10 s."""
-TRIES, AGAIN_S, TYPED_S = 10, 3.0, 10.0
+TRIES, AGAIN_S, ECHO_S = 10, 3.0, 0.5
 T = TypeVar("T")
 KEYS = {
     "enter": "\r",
@@ -87,14 +88,24 @@ class Terminal:
         await self._until(lambda: "over" if self.is_over else None, deadline_s, "its end")
 
     async def type(self, text: str) -> None:
-        """Type a text until its end is on the screen: a CLI that still loads a conversation may drop what is typed."""
-        shown = re.escape(text[-20:])
-        for _ in range(TRIES):
-            self._send(text)
+        """Type a text, key by key, and wait until its end is on the screen."""
+        for char in text:
+            self._changed.clear()
+            self._send(char)
+            # Without the pause a CLI takes the keys for a pasted text, in which enter begins a line.
             with suppress(TimeoutError):
-                await self._on_screen(lambda: re.search(shown, self.text), TYPED_S)
-                return
-        raise AssertionError(f"{text!r} can't be typed; the screen:\n{self.text}")
+                async with asyncio.timeout(ECHO_S):
+                    await self._changed.wait()
+        await self.wait_for(re.escape(text[-20:]))
+
+    async def leave_by(self, key: str) -> None:
+        """Press a key of KEYS until the program has closed its terminal; many want it twice."""
+        for _ in range(TRIES):
+            self.press(key)
+            with suppress(TimeoutError):
+                await self._on_screen(lambda: self.is_over, ECHO_S)
+                break
+        await self.wait_for_end()
 
     def paste(self, text: str) -> None:
         self._send(PASTE.format(text))
@@ -113,10 +124,12 @@ class Terminal:
                 return
         raise AssertionError(f"{key} doesn't answer {shown!r}; the screen:\n{self.text}")
 
-    def close(self) -> None:
-        """End the program, if it still runs."""
+    async def close(self) -> None:
+        """End the program, if it still runs. On a busy machine its death takes longer than pexpect waits for one."""
         self._stop_reading()
-        self._child.close(force=True)
+        self._child.kill(SIGKILL)
+        await asyncio.to_thread(self._child.wait)
+        self._child.close()
 
     async def _until(self, found: Callable[[], str | None], deadline_s: float, what: str) -> str:
         def found_or_over() -> str | None:
@@ -171,4 +184,4 @@ async def opened(runtime: ProcessRuntime, access: ModelAccess, launch: Launch) -
         yield terminal
     finally:
         await runtime.kill_all()
-        terminal.close()
+        await terminal.close()

@@ -33,7 +33,7 @@ GEMINI_CLI = Tui(
     ready="Type your message",
     is_empty="Type your message",
     launches=_launch,
-    leave="/quit",
+    leave="ctrl-d",
     beside=(
         playing("compaction", "state_snapshot", *[{"text": f"<state_snapshot>A {NEW}.</state_snapshot>"}] * KEPT * 2),
     ),
