@@ -1,4 +1,4 @@
-"""Interactive modes of CLIs, as a person uses them in a terminal: calls beside the work are recognised."""
+"""Claude Code's interactive mode."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from consumers.harnesses.base import Launch
 from consumers.runtimes.process import ProcessRuntime
 from tests.consumers.conftest import backend  # noqa: F401 - a fixture
 from tests.consumers.harnesses.conftest import Models
-from tests.consumers.harnesses.specimens import WORKSPACE, Turn, call
+from tests.consumers.harnesses.specimens import WORKSPACE, call
 from tests.harnesses.conftest import Told
 from tests.harnesses.interactive import NEW, Step, Tui, assert_kinds, played
+from tests.harnesses.outcome import assert_one_trace
 from tests.harnesses.test_side_calls import playing, speaker_of
 
 pytestmark = pytest.mark.harnesses
 
-
-def _delegates(harness: str) -> tuple[Turn, ...]:
-    """Leave the work to a sub-agent, and wait."""
-    speaker = speaker_of(harness)
-    assert speaker.delegate is not None
-    return (speaker.delegate, *speaker.after)
+SPEAKER = speaker_of("claude_code")
+assert SPEAKER.delegate
 
 
 def _claude(launch: Launch, resumes: bool) -> Launch:
@@ -35,7 +32,7 @@ def _claude(launch: Launch, resumes: bool) -> Launch:
 
 
 CLAUDE_CODE = Tui(
-    speaker_of("claude_code"),
+    SPEAKER,
     ready=r"\? for shortcuts|manual mode on",
     launches=_claude,
     files={
@@ -62,7 +59,7 @@ CLAUDE_CODE = Tui(
         ),
         Step(
             "Let another find it.",
-            (*_delegates("claude_code"), {"text": "The other has found it."}),
+            (SPEAKER.delegate, *SPEAKER.after, {"text": "The other has found it."}),
             shown="The other has found it",
         ),
         Step(" What is this?", ({"text": "It is all red."},), image=r"\[Image #1\]", shown="It is all red"),
@@ -82,10 +79,18 @@ CLAUDE_CODE = Tui(
 )
 
 
-@pytest.mark.parametrize("tui", [CLAUDE_CODE], ids=str)
-async def test_calls_of_an_interactive_session_have_their_kinds(
-    tui: Tui, runtime: ProcessRuntime, model: Models, tell: Told
+async def test_of_an_interactive_session_the_work_alone_is_trained(
+    runtime: ProcessRuntime, model: Models, tell: Told
 ) -> None:
-    outcome = await played(tui, runtime, model)
-    tell(tui.speaker, "interactive", outcome)
-    assert_kinds(tui, outcome)
+    outcome = await played(CLAUDE_CODE, runtime, model)
+    tell(CLAUDE_CODE.speaker, "interactive", outcome)
+    assert await runtime.read_file("a.txt", 100) == b"this is right\n"
+    assert_kinds(CLAUDE_CODE, outcome)
+    # Its resumed history and its compaction go on as the same trace.
+    work = outcome.playing("mend")
+    for trace in (work, outcome.playing("subagent"), outcome.playing("again")):
+        assert_one_trace(outcome, trace)
+    assert len(outcome.trajectory.traces) == 3
+    assert set(outcome.trajectory.stats.masked_tokens) == {"side_call"}
+    (seen,) = (each for each in outcome.calls if each.media)
+    assert seen in work
