@@ -142,7 +142,7 @@ class Terminal:
         except TimeoutError:
             raise AssertionError(f"no {what} within {deadline_s} s; the screen:\n{self.text}") from None
 
-    async def _on_screen(self, holds: Callable[[], T], limit_s: float) -> T:
+    async def _on_screen(self, holds: Callable[[], T | None], limit_s: float) -> T:
         """The first true result of `holds`, asked again at each change. Raises TimeoutError."""
         async with asyncio.timeout(limit_s):
             while not (result := holds()):
