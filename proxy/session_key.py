@@ -19,7 +19,7 @@ IN_PATH = "polar_key"
 PATH_PREFIX = f"/s/{{{IN_PATH}}}"
 """Allowed in front of any path: `/s/<key>/v1/messages`."""
 KEY_PREFIX = f"/s/{{{IN_PATH}:{re.escape(PREFIX)}[^/]*}}"
-"""The same for paths that nobody serves: only what has our prefix is a key there."""
+"""`PATH_PREFIX` in front of a path that no route serves. There, only a text with the prefix of keys is a key."""
 MISPLACED = re.compile(re.escape(PREFIX) + "[^/]*")
 """A key elsewhere in a path: a base URL was put together wrongly. It admits to nothing, but tells whose request was refused."""
 

@@ -98,7 +98,7 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 _ended: list[str] = []
-"""What the names of the topics begin with that no test needs any more."""
+"""Prefixes of the topics of ended tests, which are deleted next."""
 
 
 async def _delete_topics(bootstrap: str, prefixes: tuple[str, ...]) -> None:

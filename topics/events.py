@@ -77,7 +77,7 @@ class RunFinished(msgspec.Struct, frozen=True, tag="run_finished", omit_defaults
     """Names of artifacts that the blob store didn't take, and `patch` if it couldn't be made and the agent isn't why. None: there are none,
     or the worker is older than this field."""
     warning: str | None = None
-    """What in the task's settings doesn't fit its engine, for people; None: nothing, or the worker is older than this field."""
+    """A message for people about settings of the task that don't fit its engine. None: all fit, or the worker is older than this field."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated", omit_defaults=True):

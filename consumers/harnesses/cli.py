@@ -265,7 +265,7 @@ class CliHarness(Generic[S]):
     """A preset for such a CLI; see `base.Harness`."""
 
     cli: Cli
-    """Of the class: at the preset's own version. Of an object: at its task's."""
+    """The class has the CLI at the preset's own version, an object at the version of its task."""
     settings_type: type[S]
     """The settings that a task may have."""
     mcp_transports: ClassVar[tuple[str, ...]] = ()

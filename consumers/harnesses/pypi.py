@@ -1,7 +1,7 @@
 """Agent CLIs of the Python Package Index, each in a virtual environment of its own, with the Python that runs Polar.
 
-Owns the check that an installation is complete. Packages come as wheels only: a build would run code that no lock
-names. A CLI is started as a module by its environment's python. Its scripts can't be used:
+Owns the check that an installation is complete. Packages come as wheels only: a build would run code of its own on the
+worker. A CLI is started as a module by its environment's python. Its scripts can't be used:
 they contain the folder in which they were made, and a finished installation is moved.
 """
 

@@ -96,8 +96,9 @@ def tell_sent(relay: Recording, record_property: Callable[[str, object], None]) 
     before = len(relay.requests)
 
     def told(trial: Trial) -> None:
-        # The first request is `polar session run`'s own: for the length of the engine's context.
-        record_property(SENT, (str(trial), form.form(relay.requests[before + 1 :])))
+        # `polar session run` itself first asks for the length of the engine's context, if the client's settings depend on it.
+        own = 1 if clients.uses_context(trial.name) else 0
+        record_property(SENT, (str(trial), form.form(relay.requests[before + own :])))
 
     return told
 
@@ -108,7 +109,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _tell_changes(terminalreporter: pytest.TerminalReporter) -> None:
-    """What each client sent that differs from its recording; of those that worked, recordings if they are asked for."""
+    """Print the differences between each client's requests and its recording. With `--record-sent`, rewrite the recordings of clients that
+    worked."""
     is_recording = terminalreporter.config.getoption("--record-sent", default=False)
     reports = [each for key in ("passed", "failed") for each in terminalreporter.stats.get(key, [])]
     properties = [dict(each.user_properties) for each in reports if each.when == "call"]

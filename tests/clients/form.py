@@ -52,14 +52,14 @@ Calls = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a client sent at a version."""
+    """The form of the requests that one version of a client sent."""
 
     version: str
     calls: Calls
 
     @property
     def text(self) -> str:
-        """Of the recording's file."""
+        """Text of the recording's file."""
         return json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n"
 
 

@@ -34,7 +34,7 @@ class Done:
     session_id: str
     trajectory: Trajectory
     output: str
-    """Of the client and of `polar session run`."""
+    """Standard output and error of the client and of `polar session run`."""
 
 
 def on_path(folder: Path, name: str, installed: Installed) -> str:

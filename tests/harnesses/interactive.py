@@ -1,7 +1,7 @@
-"""A person's evening with a CLI's interactive mode: prompts and keys in a real terminal, and what must come of the calls.
+"""Runs of a CLI's interactive mode: prompts and keys in a real terminal, and the kinds and traces that the calls must have.
 
-A CLI is a `Tui`: the steps of a first and a resumed session, each with what the model says meanwhile. `played` plays it; what the log and
-the trajectory must say follows from the steps.
+A CLI is a `Tui`: the steps of a first and a resumed session, each with the model's answers. `played` runs both; the kinds of the calls
+follow from the steps, and each CLI's test names the traces.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Step:
 
     types: str
     turns: tuple[Turn, ...]
-    """What the model says, call by call. `WORKSPACE` stands for the workspace."""
+    """The model's answers, one for each call. `WORKSPACE` stands for the workspace."""
     shown: str
-    """Is on the screen when all is over, and nowhere before."""
+    """A regular expression that is on the screen when the step is over, and not before."""
     keys: tuple[tuple[str, str], ...] = ()
     """Dialogs, in order: a regular expression that is on the screen then, and the key that answers it."""
     first: tuple[tuple[str, str], ...] = ()
@@ -54,14 +54,14 @@ class Step:
     image: str | None = None
     """The path of the image is pasted before it, which shows this regular expression."""
     kind: str = "main"
-    """Of these calls."""
+    """Kind of the step's calls."""
     is_new: bool = False
     """The history before it isn't sent any more: a trace of its own begins, and so does a script, to a user who says `NEW`."""
 
 
 NEW = "Kestrel"
 KEPT = 9
-"""A history that begins anew may keep answers of the one before, less than this many."""
+"""Number of answers that a compacted history must not keep: the script of the calls after it is repeated so often."""
 UNUSED: Turn = {"text": "-"}
 """No call plays it; a script has at least one turn."""
 
@@ -78,8 +78,6 @@ class Tui:
     """In a second process, which has the conversation of the first."""
     launches: Callable[[Launch, bool], Launch]
     """Makes of a preset's launch the one of the interactive mode: (launch, resumes) -> launch."""
-    dialogs: Mapping[str, str] = field(default_factory=dict)
-    """At the start: a regular expression of the screen, and the key that answers it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Settings of a person, below the home; `{workspace}` and `{key_end}`, 20 characters, are filled in."""
     is_empty: str | None = None
@@ -121,7 +119,7 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
             await runtime.write_file(runtime.home / path, filled.encode())
         for resumes, part in ((False, tui.first), (True, tui.resumed)):
             async with opened(runtime, served.access, tui.launches(launch, resumes)) as terminal:
-                await _begin(tui, terminal)
+                await terminal.wait_for(tui.ready)
                 if resumes and tui.is_empty:
                     # It drops keys until it has drawn the conversation.
                     await terminal.wait_for(tui.first[-1].shown)
@@ -137,12 +135,6 @@ async def played(tui: Tui, runtime: ProcessRuntime, model: Models) -> Outcome:
                     await _say(tui, terminal, tui.leave)
                     await terminal.wait_for_end()
         return await outcome_of(served)
-
-
-async def _begin(tui: Tui, terminal: Terminal) -> None:
-    left = dict(tui.dialogs)
-    while (seen := await terminal.wait_for(*left, tui.ready)) in left:
-        await terminal.answer(seen, left.pop(seen))
 
 
 async def _take(tui: Tui, step: Step, terminal: Terminal, workspace: PurePosixPath) -> None:

@@ -74,6 +74,13 @@ def assert_one_trace(outcome: Outcome, calls: list[Completion]) -> None:
     assert trained == [_sampled(each) for each in calls]
 
 
+def assert_traces(outcome: Outcome, *traces: list[Completion]) -> None:
+    """As `assert_one_trace` for each; the session has no others."""
+    for calls in traces:
+        assert_one_trace(outcome, calls)
+    assert len(outcome.trajectory.traces) == len(traces)
+
+
 def partings(outcome: Outcome) -> str:
     """For people: where the engine's prompts stop to be continuations of the one before."""
     tokenizer = Tokenizer()

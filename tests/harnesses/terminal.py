@@ -39,7 +39,7 @@ KEYS = {
     "ctrl-d": "\x04",
 }
 PASTE = "\x1b[200~{}\x1b[201~"
-"""What terminals send for a pasted text (bracketed paste)."""
+"""The bytes of a pasted text: terminals send it in brackets (bracketed paste)."""
 
 
 class _Screen(pyte.Screen):
@@ -88,15 +88,15 @@ class Terminal:
         await self._until(lambda: "over" if self.is_over else None, deadline_s, "its end")
 
     async def type(self, text: str) -> None:
-        """Type a text, key by key, and wait until its end is on the screen."""
+        """Type a text, key by key, and wait until its end is on the screen and what it offers for completion has been drawn."""
         for char in text:
-            self._changed.clear()
             self._send(char)
             # Without the pause a CLI takes the keys for a pasted text, in which enter begins a line.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ECHO_S):
-                    await self._changed.wait()
+            await self._changes_in(ECHO_S)
         await self.wait_for(re.escape(text[-20:]))
+        for _ in range(TRIES):  # a screen with a clock never rests
+            if not await self._changes_in(ECHO_S):
+                break
 
     async def leave_by(self, key: str) -> None:
         """Press a key of KEYS until the program has closed its terminal; many want it twice."""
@@ -149,6 +149,14 @@ class Terminal:
                 self._changed.clear()
                 await self._changed.wait()
             return result
+
+    async def _changes_in(self, limit_s: float) -> bool:
+        """Wait for the screen's next change, at most `limit_s`; whether there was one."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._changed.wait()
+        return self._changed.is_set()
 
     def _send(self, text: str) -> None:
         self._child.send(text.encode())

@@ -13,7 +13,7 @@ from tests.consumers.harnesses.conftest import Models
 from tests.consumers.harnesses.specimens import WORKSPACE, call
 from tests.harnesses.conftest import Told
 from tests.harnesses.interactive import NEW, Step, Tui, assert_kinds, played
-from tests.harnesses.outcome import assert_one_trace
+from tests.harnesses.outcome import assert_traces
 from tests.harnesses.test_side_calls import playing, speaker_of
 
 pytestmark = pytest.mark.harnesses
@@ -88,9 +88,7 @@ async def test_of_an_interactive_session_the_work_alone_is_trained(
     assert_kinds(CLAUDE_CODE, outcome)
     # Its resumed history and its compaction go on as the same trace.
     work = outcome.playing("mend")
-    for trace in (work, outcome.playing("subagent"), outcome.playing("again")):
-        assert_one_trace(outcome, trace)
-    assert len(outcome.trajectory.traces) == 3
+    assert_traces(outcome, work, outcome.playing("subagent"), outcome.playing("again"))
     assert set(outcome.trajectory.stats.masked_tokens) == {"side_call"}
     (seen,) = (each for each in outcome.calls if each.media)
     assert seen in work

@@ -13,7 +13,7 @@ from tests.consumers.harnesses.conftest import Models
 from tests.consumers.harnesses.specimens import call
 from tests.harnesses.conftest import Told
 from tests.harnesses.interactive import NEW, Step, Tui, assert_kinds, played
-from tests.harnesses.outcome import assert_one_trace
+from tests.harnesses.outcome import assert_traces
 from tests.harnesses.test_side_calls import speaker_of
 
 pytestmark = pytest.mark.harnesses
@@ -82,8 +82,6 @@ async def test_of_an_interactive_session_the_work_alone_is_trained(
     subagent, again = outcome.playing("subagent"), outcome.playing("again")
     # Its resumed history goes on as the same trace; a compaction has other instructions than the work.
     *work, compaction = outcome.playing("mend")
-    for trace in (work, [compaction], subagent, again):
-        assert_one_trace(outcome, trace)
-    assert len(outcome.trajectory.traces) == 4
+    assert_traces(outcome, work, [compaction], subagent, again)
     assert set(outcome.trajectory.stats.masked_tokens) == {"side_call"}
     assert [each.call_id for each in outcome.calls if each.media] == [work[-2].call_id, compaction.call_id]

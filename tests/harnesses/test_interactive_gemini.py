@@ -13,7 +13,7 @@ from tests.consumers.harnesses.conftest import Models
 from tests.consumers.harnesses.specimens import call
 from tests.harnesses.conftest import Told
 from tests.harnesses.interactive import KEPT, NEW, Step, Tui, assert_kinds, played
-from tests.harnesses.outcome import assert_one_trace
+from tests.harnesses.outcome import assert_traces
 from tests.harnesses.test_side_calls import playing, speaker_of
 
 pytestmark = pytest.mark.harnesses
@@ -77,8 +77,6 @@ async def test_of_an_interactive_session_the_work_and_its_compaction_are_trained
     subagent, first, second = outcome.playing("subagent"), *([each] for each in outcome.playing("compaction"))
     # A resumed history repeats what a tool said, so it begins a trace; the second compaction judges the first.
     *work, resumed = outcome.playing("mend")
-    for trace in (work, [resumed], subagent, first, second, outcome.playing("again")):
-        assert_one_trace(outcome, trace)
-    assert len(outcome.trajectory.traces) == 6
+    assert_traces(outcome, work, [resumed], subagent, first, second, outcome.playing("again"))
     assert not outcome.trajectory.stats.masked_tokens
     assert [each.call_id for each in outcome.calls if each.media] == [work[-1].call_id, resumed.call_id]

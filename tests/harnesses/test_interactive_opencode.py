@@ -15,7 +15,7 @@ from tests.consumers.harnesses.conftest import MODEL, Models
 from tests.consumers.harnesses.specimens import call
 from tests.harnesses.conftest import Told
 from tests.harnesses.interactive import NEW, Step, Tui, played
-from tests.harnesses.outcome import assert_captured, assert_one_trace
+from tests.harnesses.outcome import assert_captured, assert_traces
 from tests.harnesses.test_side_calls import playing, speaker_of
 
 pytestmark = pytest.mark.harnesses
@@ -92,8 +92,6 @@ async def test_of_an_interactive_session_the_work_alone_is_trained(
     *work, plan, resumed = outcome.playing("mend")
     # The plan agent has other tools, and its reminder stands in the newest prompt alone.
     traces = (work, outcome.playing("subagent"), [plan], [resumed], outcome.playing("compaction"))
-    for trace in traces:
-        assert_one_trace(outcome, trace)
-    assert len(outcome.trajectory.traces) == len(traces)
+    assert_traces(outcome, *traces)
     assert set(outcome.trajectory.stats.masked_tokens) == {"side_call"}
     assert [medium.media_type for medium in work[-1].media] == ["image/png"]

@@ -14,7 +14,7 @@ from tests.consumers.harnesses.conftest import Models
 from tests.consumers.harnesses.specimens import call
 from tests.harnesses.conftest import Told
 from tests.harnesses.interactive import NEW, Step, Tui, played
-from tests.harnesses.outcome import assert_captured, assert_one_trace
+from tests.harnesses.outcome import assert_captured, assert_traces
 from tests.harnesses.test_side_calls import playing, speaker_of
 
 pytestmark = pytest.mark.harnesses
@@ -73,8 +73,6 @@ async def test_of_an_interactive_session_the_work_and_its_compaction_are_trained
     # It summarises the last turn's beginning apart from what was before.
     assert [each.kind for each in outcome.calls] == [*["main"] * 6, "compaction", "compaction", "main"]
     *work, history, turn, after = outcome.calls
-    for trace in (work, [history], [turn], [after]):
-        assert_one_trace(outcome, trace)
-    assert len(outcome.trajectory.traces) == 4
+    assert_traces(outcome, work, [history], [turn], [after])
     assert not outcome.trajectory.stats.masked_tokens
     assert [medium.media_type for each in work[4:5] for medium in each.media] == ["image/png"]

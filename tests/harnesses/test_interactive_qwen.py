@@ -14,7 +14,7 @@ from tests.consumers.harnesses.conftest import Models
 from tests.consumers.harnesses.specimens import WORKSPACE, call
 from tests.harnesses.conftest import Told
 from tests.harnesses.interactive import NEW, Step, Tui, played
-from tests.harnesses.outcome import assert_captured, assert_one_trace
+from tests.harnesses.outcome import assert_captured, assert_traces
 from tests.harnesses.test_side_calls import playing, speaker_of
 
 pytestmark = pytest.mark.harnesses
@@ -111,9 +111,7 @@ async def test_of_an_interactive_session_the_work_alone_is_trained(
     assert (suggestion.kind, compaction.kind) == ("suggestion", "compaction")
     # A resumed history lacks the reminder of the date, so it begins a trace, which the compaction ends.
     traces = (work, [resumed, plan, compaction], outcome.playing("subagent"), outcome.playing("again"))
-    for trace in traces:
-        assert_one_trace(outcome, trace)
-    assert len(outcome.trajectory.traces) == len(traces)
+    assert_traces(outcome, *traces)
     assert sum(map(len, traces)) + 3 == len(outcome.calls)
     assert set(outcome.trajectory.stats.masked_tokens) == {"side_call"}
     assert [each.call_id for each in outcome.calls if each.media] == [work[-1].call_id, resumed.call_id]

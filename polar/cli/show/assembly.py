@@ -36,7 +36,7 @@ class Log:
         self.others = 0
         """Calls of other claims."""
         self.refused: list[RefusedRequest] = []
-        """Of this claim."""
+        """The claim's refused requests, in log order."""
         self.is_open = is_open
         self.emitted_at: int | None = None
         """When its trajectory was written, unix ms on the builder's clock."""
