@@ -75,7 +75,7 @@ class Broker(KafkaBroker):
             middlewares=middlewares,
         )
 
-    @overload  # type: ignore[override]
+    @overload
     def subscriber(
         self, topic: ReadableTopic[T], *, group_id: str, auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     ) -> Subscriber[T]: ...

@@ -272,7 +272,7 @@ def test_only_what_users_may_write_has_a_publisher(offline: polar.Broker) -> Non
     users = {right.name for right in acl.rights("submitter", "polar") if "Write" in right.operations}
     assert {value.contract.full_name("polar") for value in writable} == users
     for value in vars(polar).values():
-        if isinstance(value, polar.ReadableTopic) and value not in writable:
+        if isinstance(value, polar.ReadableTopic) and not isinstance(value, polar.WritableTopic):
             with pytest.raises(InputError, match=r"only .* may write it"):
                 offline.publisher(value)
 
@@ -292,6 +292,13 @@ def test_an_annotation_that_the_topic_has_no_records_of_is_refused(offline: pola
         subscriber(handle)
     with pytest.raises(InputError, match="first parameter"):
         subscriber(nothing)
+
+
+def test_a_service_that_only_reads_starts_no_producer(offline: polar.Broker) -> None:
+    offline.subscriber(polar.trajectories, group_id="ours")
+    assert offline.config.broker_config.consumer_only
+    offline.publisher(polar.tasks)
+    assert not offline.config.broker_config.consumer_only
 
 
 def test_topics_of_one_s_own_are_faststream_s(offline: polar.Broker) -> None:
