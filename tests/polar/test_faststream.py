@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import re
 import sys
@@ -299,6 +300,13 @@ def test_a_service_that_only_reads_starts_no_producer(offline: polar.Broker) -> 
     assert offline.config.broker_config.consumer_only
     offline.publisher(polar.tasks)
     assert not offline.config.broker_config.consumer_only
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faststream.kafka", None)
+    monkeypatch.delitem(sys.modules, "polar.faststream")
+    with pytest.raises(ModuleNotFoundError, match=r"polar.faststream needs FastStream: .*\[faststream\]"):
+        importlib.import_module("polar.faststream")
 
 
 def test_topics_of_one_s_own_are_faststream_s(offline: polar.Broker) -> None:
