@@ -18,6 +18,8 @@ def __getattr__(name: str) -> type[Any]:
 
     Raises AttributeError for other names, InputError for an agent of Harbor's that can't be captured.
     """
+    if name.startswith("__"):  # Python's own questions, such as for `__wrapped__`
+        raise AttributeError(name)
     try:
         from polar.harbor.agents import captured
     except ModuleNotFoundError as error:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from polar.harbor import trials
@@ -54,10 +55,8 @@ class Plugin:
         mode: Mode = "train",
         reward: str = trials.REWARD,
     ) -> None:
-        if proxy_url is not None and not proxy_url.startswith(("http://", "https://")):
-            raise InputError("proxy_url", proxy_url, "must be a URL, such as http://host.docker.internal:8080")
         self._settings = load(None if data is None else Path(data))
-        self._proxy_url = None if proxy_url is None else proxy_url.rstrip("/")
+        self._proxy_url = None if proxy_url is None else _proxy_url(proxy_url)
         self._ttl_s = float(ttl_s)
         self._mode: Mode = mode
         self._reward = reward
@@ -86,7 +85,7 @@ class Plugin:
         except SessionRefusedError as error:
             if error.code != "taken":
                 raise
-            # A retry, or a resumed job: the trial's earlier session took its sample.
+            # A retry, or a resumed job: an earlier session of the trial has a sample.
             session = await self._opened(f"{task_id}-{trial.trial_id.hex[:12]}", 1, trial.trial_name)
         self._open[trial.trial_id] = session
         environments[trial.trial_id] = (
@@ -118,10 +117,22 @@ class Plugin:
         await _close(session, reward, force=trial.config.agent.name in WITHOUT_MODEL)
 
 
+def _proxy_url(url: str) -> str:
+    parts = urlsplit(url.rstrip("/"))
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path:
+        raise InputError(
+            "proxy_url", url, "must be the proxy's URL without a path, such as http://host.docker.internal:8080"
+        )
+    return url.rstrip("/")
+
+
 def _check(agent: AgentConfig) -> None:
+    """Raise InputError if the agent's calls would not be captured."""
+    if agent.name in WITHOUT_MODEL:
+        return
     from harbor.agents.factory import AgentFactory
 
-    if agent.name in WITHOUT_MODEL or issubclass(AgentFactory.get_agent_class_from_config(agent), Captured):
+    if issubclass(AgentFactory.get_agent_class_from_config(agent), Captured):
         return
     name = agent.import_path or agent.name
     raise InputError(
