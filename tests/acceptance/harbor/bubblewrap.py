@@ -23,7 +23,7 @@ PROGRAMS = ("/usr", "/bin", "/lib", "/lib64", "/etc")
 FOLDERS = ("tmp", "root", "app", "shims")
 
 
-class Bubblewrap(BaseEnvironment):
+class Bubblewrap(BaseEnvironment):  # type: ignore[misc] # Harbor is installed elsewhere
     """`shims`: command lines by the name under which trials call them. `read_only`: further folders of the host that trials see."""
 
     def __init__(

@@ -33,7 +33,7 @@ def packages(python: str) -> Path:
     """The folder, made now if it isn't there or isn't whole. Raises CacheError, and CalledProcessError where pip fails."""
 
     def build(folder: Path) -> None:
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile", "--no-deps"]
         subprocess.run([*pip, "--target", folder, "-r", PINS], check=True)
 
     return cache.installed(FOLDER, build, whole=_is_whole, announce=print)
