@@ -113,7 +113,7 @@ class Plugin:
         rewards = None if verified is None else verified.rewards
         reward = trials.reward(rewards, self._reward)
         if rewards and reward is None:
-            logger.warning("%s has the rewards %s and none named %r", trial.trial_name, sorted(rewards), self._reward)
+            logger.warning("%s: none of the rewards %s is a number named %r", trial.trial_name, rewards, self._reward)
         await _close(session, reward, force=trial.config.agent.name in WITHOUT_MODEL)
 
 

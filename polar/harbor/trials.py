@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 
@@ -23,12 +24,11 @@ def run(job_name: str) -> str:
 
 
 def reward(rewards: Mapping[str, float] | None, name: str = REWARD) -> float | None:
-    """The reward `name`, or the only one. None if the verifier gave none, or several others."""
-    if not rewards:
+    """The reward `name`, or the only one. None if the verifier gave none, or several others, or no finite number."""
+    if not rewards or (name not in rewards and len(rewards) > 1):
         return None
-    if name in rewards:
-        return float(rewards[name])
-    return float(next(iter(rewards.values()))) if len(rewards) == 1 else None
+    value = float(rewards[name] if name in rewards else next(iter(rewards.values())))
+    return value if math.isfinite(value) else None
 
 
 def _name(text: str) -> str:

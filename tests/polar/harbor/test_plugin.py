@@ -145,7 +145,7 @@ async def test_rewards_of_which_none_is_chosen_are_none(
     await job.opens(one)
     await job.closes(one)
     assert api.requests[1][2] == {"force": True}
-    assert caplog.messages == ["t__1 has the rewards ['style', 'tests'] and none named 'reward'"]
+    assert caplog.messages == ["t__1: none of the rewards {'style': 1, 'tests': 0} is a number named 'reward'"]
 
 
 @pytest.mark.parametrize("url", ["proxy:8080", "ftp://proxy", "http://proxy/v1", "http://"])

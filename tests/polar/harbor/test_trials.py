@@ -39,6 +39,8 @@ def test_a_group_is_one_task_of_one_job_and_agent() -> None:
         ({"tests": 0.5}, 0.5),
         ({"tests": 0.5, "reward": 0.25}, 0.25),
         ({"tests": 0.5, "style": 1.0}, None),
+        ({"reward": float("nan")}, None),
+        ({"tests": float("inf")}, None),
     ],
 )
 def test_the_reward_is_the_named_one_or_the_only_one(rewards: dict[str, float] | None, reward: float | None) -> None:
