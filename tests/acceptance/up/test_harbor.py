@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.hard, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
 JOB_S = 180.0
 BUILT_S = 60.0
-TTL_S = 40
-"""Of the killed trial: longer than Codex's start on a busy machine."""
+CALLED_S = 120.0
+"""Until Codex's first call, on a busy machine."""
 TEST = """\
 #!/bin/bash
 if [ "$(cat /app/answer)" = 7 ]; then echo 1; else echo 0; fi >/logs/verifier/reward.txt
@@ -152,7 +152,7 @@ def test_a_task_s_trials_are_a_group_and_a_retry_is_a_session_of_its_own(up: Up,
     options = ("--agent", "oracle", "--n-attempts", "2", "--max-retries", "1")
     trials = harbor.run("by-oracle", sick.parent, *options)
     found = trajectories(up, "by-oracle", 6)
-    assert {(one["status"], one["stats"]["calls"]) for one in found} == {("COMPLETED", 0)}
+    assert {(one["status"], len(one["traces"])) for one in found} == {("COMPLETED", 0)}
     group = [one for one in found if one["label"].startswith("answer")]
     assert len({one["task_id"] for one in group}) == 1
     assert sorted((one["sample_index"], one["num_samples"], one["reward"]) for one in group) == [
@@ -179,15 +179,18 @@ def test_a_real_cli_s_calls_have_token_ids_and_the_trial_s_reward(up: Up, harbor
 
 
 def test_a_killed_trial_has_one_trajectory(up: Up, harbor: Harbor, codex: list[str]) -> None:
-    task = harbor.task("wait", "Wait until somebody stops you.")
-    options = (*codex, "--plugin-kwarg", f"ttl_s={TTL_S}")
-    with harbor.running("killed", task, *options) as process:
-        until(lambda: any(call["script"].startswith("harbor/wait") for call in engine_record(up)), TTL_S)
+    def waiting() -> list[str]:
+        return [call["session_id"] for call in engine_record(up) if call["script"].startswith("harbor/wait")]
+
+    with harbor.running("killed", harbor.task("wait", "Wait until somebody stops you."), *codex) as process:
+        (session_id,) = until(waiting, CALLED_S)
         process.kill()
         process.wait()
+    # Its TTL would end it, tomorrow.
+    cancelled = up.polar("cancel", session_id)
+    assert cancelled.returncode == 0, cancelled.stderr
     (trajectory,) = trajectories(up, "killed", 1)
-    assert (trajectory["status"], trajectory["reward"]) == ("TIMED_OUT", None)
-    assert trajectory["error"]["code"] == "timeout"
+    assert (trajectory["session_id"], trajectory["status"], trajectory["reward"]) == (session_id, "CANCELLED", None)
     assert sampled(trajectory) == answered(up, trajectory)
     assert len(sampled(trajectory)) == 1
 
