@@ -23,7 +23,7 @@ from tests.acceptance.up.running import Up, engine_record, environment
 from tests.waiting import until
 from topics.types.agent import AgentSpec
 
-pytestmark = [pytest.mark.hard, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.hard, pytest.mark.timeout(1000)]
 
 ROOT = Path(__file__).parents[3]
 JOB_S = 300.0
