@@ -24,6 +24,20 @@ variants:
       - text: I look.
         calls: [{name: bash, arguments: {command: ls}}]
       - text: There is one file, a.py.
+---
+name: harbor/answer
+match: the number 7
+variants:
+  - turns:
+      - text: I write it.
+        calls: [{name: exec_command, arguments: {cmd: "echo 7 >/app/answer"}}]
+      - text: The number is there.
+---
+name: harbor/wait
+match: until somebody stops you
+variants:
+  - turns:
+      - calls: [{name: exec_command, arguments: {cmd: sleep 600, yield_time_ms: 600000}}]
 """
 
 
