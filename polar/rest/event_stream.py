@@ -26,7 +26,10 @@ Event = tuple[str, dict[str, Any]]
 
 
 class TableEvents:
-    """Makes events of rows: a row is written more often than what it shows here changes."""
+    """Makes events of rows: a row is written more often than what it shows here changes.
+
+    A task that was running when reading began is created again, at its next change.
+    """
 
     def __init__(self) -> None:
         self._statuses: dict[str, str] = {}
@@ -45,10 +48,11 @@ class TableEvents:
                 return []
 
     def _of_task(self, task: TaskState) -> list[Event]:
-        if task.body_hash is None:
+        is_known = task.task_id in self._ended
+        if task.body_hash is None or (task.closed_at is not None and not is_known):
             return []
         found: list[Event] = []
-        if task.closed_at is None and task.task_id not in self._ended:
+        if not is_known:
             plan = task.plan
             created = {
                 "task_id": task.task_id,
@@ -59,11 +63,12 @@ class TableEvents:
             }
             found.append(("task.created", created))
             self._ended[task.task_id] = 0
-        if task.ended > self._ended.get(task.task_id, 0):
+        if task.ended > self._ended[task.task_id]:
             counts = {"completed_sessions": task.ended, "total_sessions": task.num_samples}
             found.append(("task.updated", {"task_id": task.task_id, **counts}))
             self._ended[task.task_id] = task.ended
-        if task.closed_at is not None and self._ended.pop(task.task_id, None) is not None:
+        if task.closed_at is not None:
+            del self._ended[task.task_id]
             completed = {"task_id": task.task_id, "status": "completed", "completed_sessions": task.ended}
             found.append(("task.completed", completed))
         return found
@@ -83,7 +88,9 @@ class TableEvents:
 class EventBus:
     """Passes each event to all open streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, ping_s: float = PING_S) -> None:
+        """`ping_s`: seconds without an event after which a stream gets a ping."""
+        self._ping_s = ping_s
         self._table = TableEvents()
         self._streams: set[asyncio.Queue[bytes]] = set()
 
@@ -97,12 +104,12 @@ class EventBus:
                 stream.put_nowait(frame)
 
     async def frames(self) -> AsyncGenerator[bytes]:
-        """The frames of one stream: `hello`, then events, and a `ping` after 15 s without one."""
+        """The frames of one stream: `hello`, then events, and a `ping` when there is none for a while."""
         with self._stream() as stream:
             yield _frame("hello", {})
             while True:
                 try:
-                    async with asyncio.timeout(PING_S):
+                    async with asyncio.timeout(self._ping_s):
                         frame = await stream.get()
                 except TimeoutError:
                     frame = _frame("ping", {})
