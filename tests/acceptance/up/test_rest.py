@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -64,7 +65,7 @@ def check_group(found: dict[str, Any], up: Up, samples: int) -> None:
         assert one.keys() == {
             "session_id", "task_id", "status", "trajectory", "timing", "node_id", "error", "metadata",
         }  # fmt: skip
-        assert (one["status"], one["error"]) == ("COMPLETED", None)
+        assert (one["status"], one["error"]) == ("COMPLETED", None), one
         assert one["metadata"] == {"group_id": 7, "policy_version": 3, "rollout_step": 3}
         assert one["timing"].keys() == {"register_to_init_queue_ms", "init_ms", "run_ms", "postrun_ms"}
         (trace,) = one["trajectory"]["traces"]
@@ -87,8 +88,8 @@ async def test_a_group_is_submitted_followed_and_received_across_a_kill(up: Up, 
                     events.append(json.loads(line.removeprefix(b"data: ")))
                     opened.set()
 
-    auth = aiohttp.BasicAuth("polar", token)  # as httpx sends the password of a URL
-    async with aiohttp.ClientSession(auth=auth) as client, receiving() as trainer:
+    password = base64.b64encode(f"polar:{token}".encode()).decode()  # as HTTP clients send the password of a URL
+    async with aiohttp.ClientSession(headers={"Authorization": f"Basic {password}"}) as client, receiving() as trainer:
         trainer.answers["/callback/task_result"] = answer(503, 200)
         callback_url = f"{trainer.url}/callback/task_result"
         async with rest(up, tmp_path) as (url, process):
@@ -110,13 +111,13 @@ async def test_a_group_is_submitted_followed_and_received_across_a_kill(up: Up, 
         port = int(url.rpartition(":")[2])
         async with rest(up, tmp_path, port) as (url, _):
 
-            async def completed() -> dict[str, Any] | None:
+            async def completed() -> dict[str, Any]:
                 async with client.get(f"{url}/rollout/task/nvidia") as reply:
                     assert reply.status == 200, await reply.text()
                     found: dict[str, Any] = await reply.json()
                 assert found["total_sessions"] == 2
                 assert found["completed_sessions"] == len(found["results"])
-                return found if found["status"] == "completed" else None
+                return found if found["status"] == "completed" else {}
 
             check_group(await eventually(completed, END_S, every_s=0.2), up, 2)
             # The first answer was 503, so the callback comes a second time, with its 5 s of pause.

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 from polar.rest.event_stream import WAITING_EVENTS, EventBus, TableEvents
+from topics.sessions import Row
 from topics.types.session import Phase, SessionState, Status, TaskState
 
 
@@ -19,7 +20,7 @@ def session(phase: Phase, index: int = 0) -> SessionState:
 
 def test_a_task_tells_its_beginning_each_end_and_its_end_once() -> None:
     events = TableEvents()
-    rows = [
+    rows: list[Row] = [
         task(),
         task(),
         session(Phase.QUEUED),
