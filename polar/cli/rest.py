@@ -46,7 +46,7 @@ def rest(
         raise InputError("--advertise", advertise, "must be a URL like http://10.0.0.7:8410")
     if files is not None and not files.is_dir():
         raise InputError("--files", str(files), "must be a folder")
-    require_address(host, advertise)
+    require_address(host, advertise, "webhook workers")
     found = settings.load(data)
     redaction.cover(found)
 

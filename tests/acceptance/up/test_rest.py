@@ -20,6 +20,8 @@ from tests.consumers.webhooks.endpoint import answer, receiving
 from tests.waiting import eventually
 
 END_S = 120.0
+STOPPED_S = 15.0
+"""Less than the service waits for requests in progress."""
 
 
 @asynccontextmanager
@@ -160,8 +162,10 @@ async def test_what_a_client_gets_wrong_is_an_error_that_names_it(up: Up, tmp_pa
             assert reply.status == 401  # unsigned
         async with client.get(f"{url}/rollout/task/wrong", headers=headers) as reply:
             assert (reply.status, await reply.json()) == (404, {"detail": "Task not found"})
-        process.terminate()
-        assert await process.wait() == 0
+        async with client.get(f"{url}/events", headers=headers) as stream:
+            assert await stream.content.readline() != b""
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), STOPPED_S) == 0  # an open stream delays nothing
 
 
 async def test_a_trainer_pauses_publishes_and_resumes(up: Up, tmp_path: Path) -> None:
