@@ -32,6 +32,8 @@ from topics.types.task import TaskRequest
 
 BODY_S = 60.0
 """For a body to arrive."""
+SHOWN_S = 3.0
+"""A webhook may be faster than this process' copy of the table; it waits for 15 s, of which the client has 10 s."""
 LISTED = 1000
 """Most tasks in one list, as in NVIDIA's server."""
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -193,7 +195,7 @@ class RestApi:
 
     async def _task_result(self, task_id: str) -> bytes:
         """The TaskResult of a finished task. Raises BodyError."""
-        if self._known(task_id) != "completed":
+        if not await self._table.until(lambda: self._known(task_id) == "completed", SHOWN_S):
             raise BodyError(503, f"task {task_id} isn't finished in this server's copy of the table yet")
         return await self._document(task_id, is_status=False)
 

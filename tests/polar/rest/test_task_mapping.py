@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from polar.rest.task_mapping import check_files, request_of
 from topics.types.errors import InputError
+from topics.types.task import TaskRequest
 
 SHELL = {"harness": "shell", "custom_shell": {"command": "true"}}
 
@@ -119,3 +124,20 @@ def test_files_come_from_the_named_folder_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must be below"):
         check_files(skilled, inside)
     check_files(request_of(body()), None)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = (*TaskRequest.model_fields, "dispatch_priority", "early_stop_min_usable_sessions")
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3), st.sampled_from([None, "agent_timeout"]), JSON)
+def test_any_json_is_a_task_or_an_input_error(fields: dict[str, Any], name: str | None, value: Any) -> None:
+    document = body(**fields) if name is None else body(**{**fields, "metadata": {name: value}})
+    with suppress(InputError):
+        task = request_of(document)
+        assert request_of(json.loads(task.canonical())).canonical() == task.canonical()
