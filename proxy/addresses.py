@@ -42,8 +42,8 @@ def url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def require_address(host: str, advertise: str | None) -> None:
-    """Raises InputError if `host` is a wildcard address and no advertised URL tells other proxies how to reach it."""
+def require_address(host: str, advertise: str | None, callers: str = "the other proxies") -> None:
+    """Raises InputError if `host` is a wildcard address and no advertised URL tells the callers how to reach it."""
     try:
         is_any = ip_address(host).is_unspecified
     except ValueError:
@@ -52,5 +52,5 @@ def require_address(host: str, advertise: str | None) -> None:
         raise InputError(
             "--host",
             host,
-            "is every address of this host, and the other proxies need one: add --advertise http://HOST:PORT",
+            f"is every address of this host, and {callers} need one: add --advertise http://HOST:PORT",
         )

@@ -64,7 +64,7 @@ class WebhookClient:
         self._namespace = settings.namespace
         self._secret_path = settings.webhook_secret_path
         self._secrets = webhook_signing.read_secrets(self._secret_path)
-        self._hosts = [pattern.strip().lower() for pattern in settings.webhook_hosts.split(",")]
+        self._hosts = settings.webhook_hosts
         self._http = aiohttp.ClientSession(
             # The caller limits connections: a queue here would let a host that hangs delay others.
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=DNS_CACHE_S),
@@ -79,7 +79,7 @@ class WebhookClient:
     async def post(self, owed: Owed) -> Result:
         """Attempt one delivery. Every failure is a result."""
         try:
-            if not any(fnmatchcase(urlsplit(owed.url).hostname or "", pattern) for pattern in self._hosts):
+            if not may_call(self._hosts, owed.url):
                 return Result(Outcome.REFUSED, "POLAR_WEBHOOK_HOSTS doesn't name its host")
             body = message(owed, self._namespace)
             headers = webhook_signing.sign(webhook_id(owed, self._namespace), int(time.time()), body, self._signing())
@@ -99,6 +99,12 @@ class WebhookClient:
         except NotReadyError as error:
             log.error("using the last valid secrets", action="webhooks.secrets", why=str(error))
         return self._secrets
+
+
+def may_call(hosts: str, url: str) -> bool:
+    """Whether `Settings.webhook_hosts` names the host of a URL. Raises ValueError for what is no URL."""
+    host = urlsplit(url).hostname or ""
+    return any(fnmatchcase(host, pattern.strip().lower()) for pattern in hosts.split(","))
 
 
 def webhook_id(owed: Owed, namespace: str) -> str:

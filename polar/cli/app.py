@@ -16,6 +16,7 @@ from polar.cli import (
     process,
     proxy,
     rebuild,
+    rest,
     session,
     show,
     sql,
@@ -60,7 +61,7 @@ def before(
 
 for command in (
     up.up, doctor.doctor, submit.submit, watch.watch, status.status, show.show, cancel.cancel, trajectories.trajectories,
-    rebuild.rebuild, verify.verify, sql.sql, worker.worker, proxy.proxy,
+    rebuild.rebuild, verify.verify, sql.sql, worker.worker, proxy.proxy, rest.rest,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(keys.app, name="keys")

@@ -1,0 +1,113 @@
+"""Reads the results of ended sessions from a trajectories topic, each encoded once, and keeps the newest ones in memory.
+
+A task's trajectories lie in one partition, from around the time when its sessions ended. So a read costs a part of one partition, whether
+this process or another one received the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from polar.rest.result_mapping import session_result
+from topics import trajectories
+from topics.contract.topic import HOUR_MS, MIB
+from topics.environment.settings import Settings
+from topics.log import admin, kafka
+from topics.log.owner import STOP_DEADLINE_S, OwnershipLostError, read_back
+from topics.log.partition import partition_of_task
+from topics.types.errors import NotReadyError
+from topics.types.session import SessionState
+from topics.types.trajectory import Trajectory
+
+KEPT_BYTES = 256 * MIB
+"""Encoded results in memory: clients of a running task poll every few seconds."""
+READS = 4
+"""Concurrent reads; each has connections of its own."""
+READ_S = 60.0
+BEFORE_MS = HOUR_MS
+"""A row becomes ENDED after the coordinator has read of the trajectory, by another clock."""
+
+
+class ResultLog:
+    """Results of sessions, as JSON."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+        self._reads = asyncio.Semaphore(READS)
+
+    async def results(self, output: str | None, rows: Sequence[SessionState]) -> dict[str, bytes]:
+        """Encoded `SessionResult`s of ended sessions of one task, by session id. A trajectory that retention removed is left out.
+
+        `output`: the suffix of the task's trajectories topic. Raises NotReadyError if Kafka doesn't answer.
+        """
+        missing = [row for row in rows if row.session_id not in self._kept]
+        found: dict[str, bytes] = {}
+        if missing:
+            try:
+                async with self._reads, asyncio.timeout(READ_S):
+                    found = await self._read(output, {row.session_id: row for row in missing})
+            except (kafka.KafkaError, OwnershipLostError, TimeoutError) as error:
+                raise NotReadyError(f"Kafka at {self._settings.bootstrap} doesn't answer: {error!r}") from None
+        for row in rows:
+            if (kept := self._kept.get(row.session_id)) is not None:
+                self._kept.move_to_end(row.session_id)
+                found[row.session_id] = kept
+        self._keep(found)
+        return found
+
+    def _keep(self, results: Mapping[str, bytes]) -> None:
+        for session_id, encoded in results.items():
+            if session_id not in self._kept:
+                self._kept[session_id] = encoded
+                self._bytes += len(encoded)
+        while self._bytes > KEPT_BYTES:
+            _, dropped = self._kept.popitem(last=False)
+            self._bytes -= len(dropped)
+
+    async def _read(self, output: str | None, wanted: Mapping[str, SessionState]) -> dict[str, bytes]:
+        name = trajectories.topic(output).full_name(self._settings.namespace)
+        count = await admin.partition_count(self._settings, name)
+        rows = list(wanted.values())
+        source = kafka.TopicPartition(name, partition_of_task(rows[0].task_id, count))
+        start = await self._first_since(source, min(row.since for row in rows) - BEFORE_MS)
+        found = await self._scan(source, start, wanted)
+        if start is not None and len(found) < len(wanted):
+            found |= await self._scan(source, None, wanted)
+        return found
+
+    async def _first_since(self, source: kafka.TopicPartition, instant_ms: int) -> int | None:
+        """Offset of the first record at or after a time; None if there is none."""
+        reader = kafka.consumer(self._settings)
+        async with kafka.started(reader, STOP_DEADLINE_S):
+            first = (await reader.offsets_for_times({source: max(0, instant_ms)}))[source]
+        return None if first is None else first.offset
+
+    async def _scan(
+        self, source: kafka.TopicPartition, start: int | None, wanted: Mapping[str, SessionState]
+    ) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        async with aclosing(read_back(self._settings, source.topic, source.partition, start)) as records:
+            async for record in records:
+                row = wanted.get((record.key or b"").decode(errors="replace"))
+                if row is None or row.session_id in found:
+                    continue
+                if encoded := await asyncio.to_thread(_encoded, record.value or b"", row):
+                    found[row.session_id] = encoded
+                if len(found) == len(wanted):
+                    break
+        return found
+
+
+def _encoded(value: bytes, row: SessionState) -> bytes | None:
+    """The result in a record; None if it holds no trajectory of a builder's first making."""
+    trajectory = trajectories.CODEC.known(value)
+    if not isinstance(trajectory, Trajectory) or trajectory.rebuilt_with is not None:
+        return None
+    return msgspec.json.encode(session_result(trajectory, row))

@@ -1,0 +1,57 @@
+"""Runs the routes of `api.py` over one copy of the coordinator's table, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from polar.client import Client
+from polar.rest.api import RestApi
+from polar.rest.event_stream import EventBus
+from polar.sessions import control_token
+from proxy.addresses import Binding, bound, url
+from topics import sessions
+from topics.environment.settings import Settings
+from topics.log.follow import Follower, Since
+from topics.types.errors import NotReadyError
+from topics.waiting.first_done import first_done
+
+STOP_S = 20.0
+"""For requests in progress when the process stops: a callback takes at most 10 s."""
+
+
+async def serve(
+    settings: Settings,
+    binding: Binding,
+    *,
+    advertise: str | None,
+    files: Path | None,
+    stop: asyncio.Event,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until `stop`. `ready` gets the URL once requests are answered.
+
+    Raises NotReadyError without Kafka or a control token, and OSError if the port is in use.
+    """
+    if settings.control_token_file is None:
+        raise NotReadyError("polar rest needs the control token: name its file with POLAR_CONTROL_TOKEN_FILE")
+    token = control_token(settings.control_token_file)
+    bus = EventBus()
+    changes = Follower(settings, sessions.TOPIC, bus.on_row, since=Since.END, committed=True)
+    listener = bound(binding)
+    async with Client(settings).table() as table:
+        api = RestApi(settings, table, bus, base_url=advertise or url(listener), files=files)
+        runner = web.AppRunner(api.application(token), access_log=None, shutdown_timeout=STOP_S)
+        try:
+            await changes.start()
+            await runner.setup()
+            await web.SockSite(runner, listener).start()
+            ready(url(listener))
+            await first_done(stop, changes.failed, table.until(lambda: False, None))
+        finally:
+            await runner.cleanup()
+            await api.close()
+            await changes.stop()
