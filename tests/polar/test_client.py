@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from polar.client import Client, TaskRefusedError
+from polar.client import Client
+from polar.table import TaskRefusedError
 from polar.uploads import Uploads
 from topics import dead_letters, events, sessions, tasks, workers
 from topics.contract import catalogue
