@@ -146,7 +146,7 @@ class AgentRun(Generic[T]):
             raise
         finally:
             try:
-                await asyncio.to_thread(session.close, wait=False)
+                await session.aclose()
             except (SessionRefusedError, NotReadyError) as refused:
                 error = error or refused
         return error

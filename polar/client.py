@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from polar.agents import Agent, AgentResult, AgentRun
-from polar.sessions import TTL_S, Mode, Session, opened, until_ended
+from polar.sessions import TTL_S, Mode, Session, SessionRefusedError, opened, until_ended
 from polar.table import SessionTable, TaskRefusedError, require_topic
 from polar.task_bodies import Task, listed, requests_of, sized_body
 from polar.task_trajectories import task_trajectories
@@ -174,10 +174,11 @@ class Client:
         session = await opened(partial(wanted, settings=self.settings))
         try:
             yield session
-        except BaseException as error:
-            await asyncio.to_thread(session.__exit__, type(error), error, None)
+        except BaseException:
+            with suppress(SessionRefusedError, NotReadyError):  # the caller must see the block's own error
+                await session.aclose()
             raise
-        await asyncio.to_thread(session.close, wait=False)
+        await session.aclose()
         if self.settings.kafka is not None:
             with suppress(NotReadyError):
                 session.ended = await until_ended(self.settings, session.session_id)

@@ -61,6 +61,8 @@ class Session:
     ended: SessionState | None = None
     """How the session ended, once its trajectory is written. None if Kafka can't be reached from here."""
     is_closed: bool = False
+    _clients: list[OpenAI] = field(default_factory=list, init=False, repr=False)
+    _async_clients: list[AsyncOpenAI] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
     def open(
@@ -99,6 +101,8 @@ class Session:
 
         Raises SessionRefusedError if its TTL or a cancel had ended it before: the reward didn't count then.
         """
+        while self._clients:
+            self._clients.pop().close()
         if not self.is_closed:
             close_session(self.settings, self.session_id, self.reward, force=force)
             self.is_closed = True
@@ -107,18 +111,26 @@ class Session:
                 self.ended = _run(until_ended(self.settings, self.session_id))
         return self.ended
 
+    async def aclose(self) -> None:
+        """`close` for an event loop: it doesn't block the loop, nor wait for the trajectory."""
+        try:
+            while self._async_clients:
+                await self._async_clients.pop().close()
+        finally:
+            await asyncio.to_thread(self.close, wait=False)
+
     def openai(self) -> OpenAI:
-        """A new client of the package `openai`, with the session's base URL and key. Any model name does.
+        """A new client of the package `openai`, with the session's base URL and key; `close` closes it. Any model name does.
 
         Raises NotReadyError if the package isn't installed.
         """
-        made: OpenAI = _openai().OpenAI(base_url=self.env["OPENAI_BASE_URL"], api_key=self.key)
-        return made
+        self._clients.append(_openai().OpenAI(base_url=self.env["OPENAI_BASE_URL"], api_key=self.key))
+        return self._clients[-1]
 
     def async_openai(self) -> AsyncOpenAI:
-        """As `openai`, for `await`."""
-        made: AsyncOpenAI = _openai().AsyncOpenAI(base_url=self.env["OPENAI_BASE_URL"], api_key=self.key)
-        return made
+        """As `openai`, for `await`. `Client.session`, `Client.run` and `aclose` close it; elsewhere, close it yourself."""
+        self._async_clients.append(_openai().AsyncOpenAI(base_url=self.env["OPENAI_BASE_URL"], api_key=self.key))
+        return self._async_clients[-1]
 
     def __enter__(self) -> Self:
         return self
@@ -159,10 +171,10 @@ async def opened(wanted: Callable[[], Session]) -> Session:
     opening = asyncio.create_task(asyncio.to_thread(wanted), name="open-session")
     try:
         return await asyncio.shield(opening)
-    except asyncio.CancelledError as error:
+    except asyncio.CancelledError:
         await asyncio.wait({opening})
-        if opening.exception() is None:
-            await asyncio.to_thread(opening.result().__exit__, type(error), error, None)
+        with suppress(InputError, NotReadyError):
+            await opening.result().aclose()
         raise
 
 
