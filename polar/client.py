@@ -137,7 +137,7 @@ class Client:
         coordinator shows a task within a minute, or if trajectories have left their topic. Raises InputError if an id is in use by
         another body. Raises TimeoutError after `deadline_s`. The tasks go on in any case.
         """
-        named = listed(tasks)
+        named: list[Task | str] = listed(tasks)
         ids = [task for task in named if isinstance(task, str)]
         requests = requests_of([task for task in named if not isinstance(task, str)])
         # A task with unstored files has no hash yet. It is followed by its id alone.
