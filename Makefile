@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-podman test-apptainer test-gpu test-harnesses test-clients test-vllm vllm locks chaos fuzz lint format types bench clean
+.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-podman test-apptainer test-gpu test-harnesses test-clients test-vllm vllm locks chaos fuzz lint format types docs bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,9 +96,12 @@ format: install ## put it in style
 types: install ## strict typing
 	$(BIN)/mypy
 
+docs: install ## the docs site in site/; a warning, such as a link to nowhere, is an error
+	$(BIN)/zensical build --clean --strict
+
 bench: install ## the figures of docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
 clean: ## remove what the other targets made, data folders too
-	rm -rf $(VENV) .venv-vllm .polar .polar-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) site .venv-vllm .polar .polar-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -48,12 +48,13 @@ BASE = {
     "yaml",
 }
 """Import names of `project.dependencies`."""
-WHEN_USED = {
+OF_AN_EXTRA = {
     "polar.sessions": "openai",
     "topics.environment.s3": "obstore",
     "topics.environment.s3_blobs": "obstore",
+    "topics.log.faststream_options": "faststream",
 }
-"""A package that a module imports when it is used: for a session's client, or for blobs in a bucket. A message names it."""
+"""Modules that import a package only when it is used: an extra's, or `openai` for a session's client."""
 Source = Mapping[str, str]
 """Source text by module name; a package's `__init__` has the package's name."""
 
@@ -159,7 +160,7 @@ def test_what_a_trainer_imports_needs_no_extra(source: Source) -> None:
         for module in source
         if module.startswith(TRAINER)
         for line, imported in imports(source, module)
-        if imported.partition(".")[0] not in {*allowed, WHEN_USED.get(module)} or imported.partition(".")[0] in ROOMS
+        if imported.partition(".")[0] not in {*allowed, OF_AN_EXTRA.get(module)} or imported.partition(".")[0] in ROOMS
     ]
     assert wrong == []
 

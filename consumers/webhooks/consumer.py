@@ -11,17 +11,15 @@ and an error ends the process.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import structlog
 from faststream import AckPolicy
 from faststream.kafka import KafkaBroker
-from faststream.security import BaseSecurity, SASLPlaintext, SASLScram256, SASLScram512
 
 from consumers.webhooks import GROUP
 from consumers.webhooks.client import WebhookClient
@@ -30,7 +28,7 @@ from consumers.webhooks.sender import Sender
 from topics import webhooks
 from topics.contract.codec import DecodeError, UnknownRecord
 from topics.environment.settings import Settings
-from topics.log import kafka, membership
+from topics.log import faststream_options, kafka, membership
 from topics.log.producer import LogProducer, UnacknowledgedError, dead_letter
 from topics.waiting.first_done import first_done
 
@@ -44,11 +42,6 @@ ENDING_S = 6.0
 """For attempts in progress, a last commit, and leaving the group when the process stops."""
 DNS_THREADS = 64
 """Host names are resolved in threads; with asyncio's own few, names that don't resolve would delay all others."""
-MECHANISMS: dict[str, type[SASLPlaintext | SASLScram256 | SASLScram512]] = {
-    "PLAIN": SASLPlaintext,
-    "SCRAM-SHA-256": SASLScram256,
-    "SCRAM-SHA-512": SASLScram512,
-}
 
 log = structlog.get_logger()
 
@@ -97,16 +90,17 @@ class WebhookConsumer:
         self._changed = changed
         self._producer = producer
         self._topic = webhooks.TOPIC.full_name(settings.namespace)
-        self._broker = broker(settings)
+        self._broker = KafkaBroker(
+            **faststream_options.broker_options(settings),
+            consumer_only=True,
+            logger=None,
+            apply_types=False,
+            graceful_timeout=STOP_S,
+        )
         self._subscriber = self._broker.subscriber(
             self._topic,
-            group_id=f"{settings.namespace}.{GROUP}",
+            **faststream_options.subscriber_options(settings, GROUP),
             ack_policy=AckPolicy.MANUAL,
-            auto_offset_reset="earliest",
-            isolation_level="read_committed",
-            session_timeout_ms=kafka.SESSION_TIMEOUT_MS,
-            heartbeat_interval_ms=kafka.HEARTBEAT_MS,
-            parser=_parse,
             decoder=_decode,
         )
         self._committed: dict[int, int] = {}
@@ -196,36 +190,6 @@ class WebhookConsumer:
         """Whether reading is past an offset. After a rebalance it starts again before it; if a second rebalance skipped what lies between,
         settled deliveries would be repeated."""
         return bool(offset <= await self._consumer.position(kafka.TopicPartition(self._topic, number)))
-
-
-def broker(settings: Settings) -> KafkaBroker:
-    """FastStream's broker with our own clients' connection, without logging, producer or topic creation."""
-    return KafkaBroker(
-        settings.bootstrap.split(","),
-        security=security(settings),
-        consumer_only=True,
-        allow_auto_create_topics=False,
-        logger=None,
-        apply_types=False,
-        graceful_timeout=STOP_S,
-    )
-
-
-def security(settings: Settings) -> BaseSecurity | None:
-    """The settings of `kafka.connection` as FastStream expects them; None for PLAINTEXT."""
-    options = kafka.connection(settings)
-    protocol = options["security_protocol"]
-    context = options.get("ssl_context")
-    if not protocol.startswith("SASL"):
-        return BaseSecurity(ssl_context=context) if protocol == "SSL" else None
-    return MECHANISMS[options["sasl_mechanism"]](
-        options["sasl_plain_username"], options["sasl_plain_password"], ssl_context=context
-    )
-
-
-async def _parse(record: Any, parse: Callable[[Any], Awaitable[Any]]) -> Any:
-    """FastStream's parser without the headers: ours have none, and FastStream raises if foreign ones aren't text."""
-    return await parse(dataclasses.replace(record, headers=()))
 
 
 async def _decode(message: Any) -> webhooks.Record | UnknownRecord | DecodeError:

@@ -28,7 +28,7 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 FIRST = "README.md"
 """The page that `make test` follows; the others are walked in tier hard."""
 PAGES = [
-    pytest.param(page, marks=() if page.name == FIRST else pytest.mark.hard, id=page.name)
+    pytest.param(page, marks=() if page.name == FIRST else pytest.mark.hard, id=str(page.relative_to(ROOT)))
     for page in (README, *DOCS)
     if page.name != "sessions.md"
 ]

@@ -9,13 +9,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
-from faststream.kafka.security import parse_security
 
-from consumers.webhooks.consumer import security
 from consumers.webhooks.worker import run_webhooks
 from tests.consumers.stages.coordinating import PATIENCE_S
 from tests.consumers.test_fanout import letters
@@ -228,31 +225,6 @@ async def test_a_worker_without_a_secret_names_the_setting(settings: Settings) -
     settings.webhook_secret_path.unlink()
     with pytest.raises(NotReadyError, match="POLAR_WEBHOOK_SECRET_FILE"):
         await run_webhooks(settings, asyncio.Event())
-
-
-@pytest.mark.parametrize(
-    ("protocol", "mechanism"),
-    [
-        ("PLAINTEXT", "PLAIN"),
-        ("SSL", "PLAIN"),
-        ("SASL_PLAINTEXT", "PLAIN"),
-        ("SASL_PLAINTEXT", "SCRAM-SHA-256"),
-        ("SASL_SSL", "SCRAM-SHA-512"),
-        ("SASL_SSL", "PLAIN"),
-    ],
-)
-def test_faststream_reaches_kafka_as_our_own_clients_do(protocol: Any, mechanism: Any) -> None:
-    found = Settings(
-        kafka="k1:1,k2:2",
-        kafka_security_protocol=protocol,
-        kafka_sasl_mechanism=mechanism,
-        kafka_sasl_username="user",
-        kafka_sasl_password="word",
-    )
-    ours, theirs = kafka.connection(found), parse_security(security(found))
-    ours.pop("bootstrap_servers")
-    assert (ours.pop("ssl_context", None) is None) == (theirs.pop("ssl_context", None) is None)
-    assert {"security_protocol": "PLAINTEXT"} | theirs == ours
 
 
 async def first_hangs(nth: int) -> web.Response:
