@@ -20,7 +20,8 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.report import Figure
-from polar.client import Client, SessionTable
+from polar.client import Client
+from polar.table import SessionTable
 from tests.acceptance.fleet import ROLES, Fleet, fleet
 from topics.types.session import Phase
 from topics.types.task import parse

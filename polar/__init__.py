@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from consumers.token_tree.assembly import trace as make_trace
     from consumers.token_tree.assembly import trajectory as make_trajectory
     from consumers.token_tree.tree import grow as grow_tree
-    from polar.client import Client, SessionTable, TaskRefusedError
+    from polar.agents import AgentResult
+    from polar.client import Client
     from polar.fleet import (
         DrainTimeoutError,
         Fleet,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         Publication,
     )
     from polar.sessions import Session, SessionRefusedError
+    from polar.table import SessionTable, TaskRefusedError
     from polar.trainer.consumer import TrajectoryConsumer
     from polar.webhooks import WebhookSignatureError, verify_webhook
     from topics.environment.settings import Settings
@@ -53,10 +55,12 @@ _NAMES = {
     "consumers.runtimes.base": "ModelAccess Runtime",
     "consumers.token_tree.assembly": "make_trace make_trajectory",
     "consumers.token_tree.tree": "grow_tree",
-    "polar.client": "Client SessionTable TaskRefusedError",
+    "polar.agents": "AgentResult",
+    "polar.client": "Client",
     "polar.fleet": "DrainTimeoutError Fleet FleetError FleetStatus Pause PauseLostError PauseReport PauseTimeoutError PausedByOtherError "
     "Publication",
     "polar.sessions": "Session SessionRefusedError",
+    "polar.table": "SessionTable TaskRefusedError",
     "polar.trainer.consumer": "TrajectoryConsumer",
     "polar.webhooks": "WebhookSignatureError verify_webhook",
     "topics.environment.settings": "Settings load_settings",
@@ -76,7 +80,7 @@ _ALIASES = {
 }
 
 __all__ = [
-    "ROOT", "Builder", "BuiltFrom", "Case", "Client", "Completion", "DrainTimeoutError", "EvaluationError",
+    "ROOT", "AgentResult", "Builder", "BuiltFrom", "Case", "Client", "Completion", "DrainTimeoutError", "EvaluationError",
     "Evaluator", "Fleet", "FleetError", "FleetStatus", "Harness", "InputError", "Launch", "ModelAccess",
     "NotReadyError", "Pause", "PauseLostError", "PauseReport", "PauseTimeoutError", "PausedByOtherError",
     "Publication",    "Runtime", "Session", "SessionRefusedError", "SessionState", "SessionTable", "Settings", "Status",

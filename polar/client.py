@@ -1,7 +1,7 @@
-"""`Client`, for programs that produce tasks: submit them, follow the coordinator's table, cancel.
+"""`Client`, for programs that produce tasks: submit them, get their trajectories, run agents that are functions, cancel.
 
-A client writes `polar.tasks` and `CancelRequested`. It reads their outcome from committed rows of `polar.sessions`, and refused tasks from
-`polar.dead-letters`. Trajectories are read by `polar.trainer`, and every decision about a task is the coordinator's.
+A client writes `polar.tasks` and `CancelRequested`. It reads their outcome by a `SessionTable`. A trainer reads trajectories by
+`polar.trainer`, which keeps a position; every decision about a task is the coordinator's.
 """
 
 from __future__ import annotations
@@ -9,38 +9,44 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from polar.uploads import Uploads
-from topics import dead_letters, events, sessions, tasks, workers
-from topics.contract.topic import Topic
-from topics.dead_letters import Letter
+from polar.agents import Agent, AgentResult, AgentRun
+from polar.sessions import TTL_S, Mode, Session, SessionRefusedError, opened, until_ended
+from polar.table import SessionTable, TaskRefusedError, require_topic
+from polar.task_bodies import Task, listed, requests_of, sized_body
+from polar.task_trajectories import task_trajectories
+from polar.uploads import Uploads, lacks_content
+from topics import events, sessions, tasks, workers
 from topics.environment import blob_store
 from topics.environment.settings import Settings, load
-from topics.log import admin
 from topics.log.follow import Follower, Since
 from topics.log.kafka import Record
 from topics.log.liveness import Leases
 from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import InputError, NotReadyError
-from topics.types.session import Phase, SessionState, Stage, TaskState, task_id_of
-from topics.types.task import TaskRequest, body_hash, check_settings, check_version
-from topics.waiting.first_done import first_done
+from topics.types.session import Stage, task_id_of
+from topics.types.task import TaskRequest, body_hash
+from topics.types.trajectory import Trajectory
 
-BODY_LIMIT = tasks.TOPIC.max_bytes - 64 * 1024
-"""Most bytes of a canonical body. The remaining 64 KiB are room for its batch and headers."""
 ANSWER_S = 10.0
 """How long `submit` waits for a coordinator to show its tasks: a coordinator shows a task within a second."""
 SEND_S = 30.0
 """Deadline of one acknowledgement: longer than an election of a partition's leader."""
-TABLE_S = 300.0
-"""Deadline for reading the whole table: a million sessions take about a minute."""
 KAFKA_CHECK_S = 15.0
 """How often a long wait checks that Kafka can still be reached."""
 GONE_S = 120.0
@@ -49,191 +55,61 @@ AT_ONCE = 100
 """Tasks sent before their acknowledgements are awaited."""
 HEARTBEATS_FROM_S = 10.0
 """How far back `polar.workers` is read to find live workers (protocol 30)."""
+AGENTS = 16
+"""Default number of agents at work."""
 
-
-@dataclass(frozen=True)
-class Refusal:
-    """A submitted task that became a dead letter instead of sessions."""
-
-    task_id: str
-    letter_id: int
-    """`polar dead-letters show` prints it."""
-    process: str
-    """Who refused it."""
-    field: str
-    """The invalid field; empty if none is to blame."""
-    reason: str
-
-    def __str__(self) -> str:
-        field = f"{self.field}: " if self.field else ""
-        return f"{self.task_id}: {self.process} refused it: {field}{self.reason}"
-
-
-class TaskRefusedError(InputError):
-    """Tasks were submitted and refused; the other tasks of the submission go on."""
-
-    def __init__(self, refusals: Sequence[Refusal], unanswered: Sequence[str] = ()) -> None:
-        """`unanswered`: other ids that no coordinator has shown yet."""
-        first = refusals[0]
-        super().__init__(first.field or "task_id", first.task_id, first.reason)
-        self.args = ("; ".join(map(str, refusals)),)
-        self.refusals = list(refusals)
-        self.unanswered = list(unanswered)
-
-
-class SessionTable:
-    """A live copy of the coordinator's rows for some tasks, or for all. Inside `async with` it is complete and follows every change."""
-
-    def __init__(
-        self, settings: Settings, task_ids: Collection[str] | None = None, *, with_refusals: bool = False
-    ) -> None:
-        """`with_refusals`: also read which tasks that `expect` names are refused."""
-        self.tasks: dict[str, TaskState] = {}
-        self.sessions: dict[str, dict[int, SessionState]] = {}
-        """By task id and sample index."""
-        self.refusals: dict[str, Refusal] = {}
-        """By task id."""
-        self._expected: dict[str, str] = {}
-        """Body hashes of submitted tasks, by task id."""
-        self._ended: Counter[str] = Counter()
-        """Number of ended sessions by task id, so that `is_finished` is cheap: it is called at every change, for thousands of sessions."""
-        self._settings = settings
-        self._task_ids = task_ids
-        self._changed = asyncio.Event()
-        self._follower = Follower(
-            settings,
-            sessions.TOPIC,
-            self._on_row,
-            since=Since.BEGINNING,
-            on_tombstone=self._on_tombstone,
-            committed=True,
-        )
-        self._letters = (
-            Follower(settings, dead_letters.TOPIC, self._on_letter, since=Since.END) if with_refusals else None
-        )
-
-    async def __aenter__(self) -> Self:
-        await require_topic(self._settings, sessions.TOPIC)
-        try:
-            if self._letters is not None:
-                await self._letters.start()
-            await self._follower.start(TABLE_S)
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        async with AsyncExitStack() as ends:  # all are stopped, even if this is cancelled
-            for follower in self._followers:
-                ends.push_async_callback(follower.stop)
-
-    @property
-    def _followers(self) -> list[Follower]:
-        return [self._follower] if self._letters is None else [self._follower, self._letters]
-
-    def expect(self, hashes: Mapping[str, str]) -> None:
-        """Look out for refusals of these tasks (body hash by id); call it before they are sent."""
-        self._expected.update(hashes)
-        for task_id in hashes:
-            self.refusals.pop(task_id, None)
-
-    def ended(self, task_id: str) -> list[SessionState]:
-        """The task's sessions whose trajectory has been written."""
-        return [row for row in self.sessions.get(task_id, {}).values() if row.phase is Phase.ENDED]
-
-    def is_finished(self, task_id: str) -> bool:
-        """Whether every session of the task has its trajectory."""
-        task = self.tasks.get(task_id)
-        return task is not None and task.body_hash is not None and self._ended[task_id] == task.num_samples
-
-    def is_over(self, task_id: str) -> bool:
-        """Whether the task is finished, or was refused and never will be."""
-        return task_id in self.refusals or self.is_finished(task_id)
-
-    async def until(self, holds: Callable[[], bool], deadline_s: float | None) -> bool:
-        """Wait until `holds()`, called after each change. False if the deadline passes. Raises the error that ended the reading."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(deadline_s):
-                while not holds():
-                    self._changed.clear()
-                    await first_done(self._changed, *(follower.failed for follower in self._followers))
-        return holds()
-
-    def _on_row(self, row: sessions.Row, _: Record) -> None:
-        match row:
-            case TaskState() if self._is_wanted(row.task_id):
-                self.tasks[row.task_id] = row
-            case SessionState() if self._is_wanted(row.task_id):
-                rows = self.sessions.setdefault(row.task_id, {})
-                self._ended[row.task_id] += _has_ended(row) - _has_ended(rows.get(row.sample_index))
-                rows[row.sample_index] = row
-        self._changed.set()
-
-    def _on_letter(self, _: bytes, record: Record) -> None:
-        letter = dead_letters.parse(record)
-        if not isinstance(letter, Letter):
-            return
-        task_id = (letter.key or b"").decode(errors="replace")
-        # Another task of the same id may be the one that was refused.
-        if task_id in self._expected and _refused_hash(letter) == self._expected[task_id]:
-            self.refusals[task_id] = Refusal(task_id, letter.id, letter.process, letter.field, letter.reason)
-            self._changed.set()
-
-    def _is_wanted(self, task_id: str) -> bool:
-        return self._task_ids is None or task_id in self._task_ids
-
-    def _on_tombstone(self, record: Record) -> None:
-        kind, _, name = (record.key or b"").decode(errors="replace").partition(":")
-        if kind == "task":
-            self.tasks.pop(name, None)
-        elif kind == "session":
-            row = self.sessions.get(task_id_of(name), {}).pop(int(name.rpartition(".")[2]), None)
-            self._ended[task_id_of(name)] -= _has_ended(row)
-        self._changed.set()
-
-
-def _refused_hash(letter: Letter) -> str | None:
-    """Body hash of the task that a letter refuses, as a request or as the fact that fanout made of it; None if it refuses none."""
-    if letter.topic.endswith(f".{tasks.TOPIC.name}"):
-        return body_hash(letter.value)
-    fact = events.CODEC.known(letter.value) if letter.topic.endswith(f".{events.TOPIC.name}") else None
-    return fact.body_hash if isinstance(fact, events.TaskSubmitted) else None
-
-
-def _has_ended(row: SessionState | None) -> bool:
-    return row is not None and row.phase is Phase.ENDED
+T = TypeVar("T")
 
 
 class Client:
-    """Submits tasks to one Polar system and cancels them. Stateless: each call has its own connection to Kafka."""
+    """Submits tasks to one Polar system and gets what they come to.
+
+    Each call has its own connection to Kafka and reads the coordinator's table anew. Inside `async with` all calls share one table, which
+    follows all tasks and remembers refusals.
+    """
 
     def __init__(self, settings: Settings | None = None) -> None:
         """`settings`: those of the system (`polar.load_settings`). None: the system that the `polar` command would find."""
         self.settings = settings or load()
+        self._shared: SessionTable | None = None
+
+    async def __aenter__(self) -> Self:
+        self._shared = await self.table().__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        shared, self._shared = self._shared, None
+        assert shared is not None, "entered by `async with`"
+        await shared.__aexit__()
 
     def table(self, task_ids: Collection[str] | None = None) -> SessionTable:
         """The coordinator's table for these tasks, or for all, with the refusals of those that are submitted with it."""
         return SessionTable(self.settings, task_ids, with_refusals=True)
 
     async def submit(
-        self, requests: Sequence[TaskRequest], table: SessionTable, *, answer_s: float = ANSWER_S
+        self, requests: Task | Sequence[Task], table: SessionTable | None = None, *, answer_s: float = ANSWER_S
     ) -> list[str]:
         """Produce all tasks, or none, and wait `answer_s` for a coordinator to show them. The ids that none has shown.
 
-        The files that the tasks upload are stored first; relative sources start at the current folder. A task that was submitted before
-        with an equal body is the same task. Raises InputError for a file that can't be uploaded, for a body that is too large, for
-        settings that a plug-in refuses, and for an id in use by another body: before anything is sent, unless both bodies are submitted
-        at the same time. Raises NotReadyError if files can't be stored, or Kafka doesn't acknowledge all tasks: submitting them again is
-        safe. Raises TaskRefusedError, when the wait is over, for tasks that the system refuses; later refusals are in `table.refusals`.
+        A task is a TaskRequest, or a mapping of its fields, as a task file has them. The files that the tasks upload are stored first;
+        relative sources start at the current folder. A task that was submitted before with an equal body is the same task.
 
-        `table` is one of `Client.table`.
+        Raises InputError for an invalid field, for a file that can't be uploaded, for a body that is too large, for settings that a
+        plug-in refuses, and for an id in use by another body: before anything is sent, unless both bodies are submitted at the same time.
+        Raises NotReadyError if files can't be stored, or Kafka doesn't acknowledge all tasks: submitting them again is safe. Raises
+        TaskRefusedError, when the wait is over, for tasks that the system refuses; later refusals are in `table.refusals`.
+
+        `table`: one of `Client.table` that follows these tasks; None: the client's own.
         """
-        uploads = Uploads(blob_store.of(self.settings))
-        complete = await asyncio.to_thread(lambda: [uploads.with_content(request, Path()) for request in requests])
-        bodies = {request.task_id: await asyncio.to_thread(sized_body, request) for request in complete}
+        complete = await self._complete(requests_of(requests))
+        bodies = {task_id: await asyncio.to_thread(sized_body, request) for task_id, request in complete.items()}
         hashes = {task_id: body_hash(body) for task_id, body in bodies.items()}
+        async with self._table(hashes, table) as followed:
+            return await self._submitted(bodies, hashes, followed, answer_s)
 
+    async def _submitted(
+        self, bodies: Mapping[str, bytes], hashes: Mapping[str, str], table: SessionTable, answer_s: float
+    ) -> list[str]:
         def missing() -> list[str]:
             return [task_id for task_id, expected in hashes.items() if not _is_shown(table, task_id, expected)]
 
@@ -247,6 +123,93 @@ class Client:
         if refusals := [table.refusals[task_id] for task_id in hashes if task_id in table.refusals]:
             raise TaskRefusedError(refusals, unanswered())
         return unanswered()
+
+    async def trajectories(
+        self, tasks: Task | str | Sequence[Task | str], *, deadline_s: float | None = None
+    ) -> AsyncGenerator[Trajectory, None]:
+        """Yield the trajectory of every sample of these tasks once, as they come; those of samples that ended before come first.
+
+        Tasks are named by their id, or as they were submitted. Failed, cancelled and lost sessions have a trajectory too, with their
+        status. What was yielded isn't remembered: a second call yields all again. A trainer that must go on after a crash uses
+        `polar.trainer.TrajectoryConsumer`.
+
+        Raises TaskRefusedError for refused tasks, once all trajectories of the others were yielded. Raises NotReadyError if no
+        coordinator shows a task within a minute, or if trajectories have left their topic. Raises InputError if an id is in use by
+        another body. Raises TimeoutError after `deadline_s`. The tasks go on in any case.
+        """
+        named: list[Task | str] = listed(tasks)
+        ids = [task for task in named if isinstance(task, str)]
+        requests = requests_of([task for task in named if not isinstance(task, str)])
+        # A task with unstored files has no hash yet. It is followed by its id alone.
+        hashes = {task.task_id: body_hash(task.canonical()) for task in requests if not lacks_content(task)}
+        wanted = list(dict.fromkeys([*ids, *(task.task_id for task in requests)]))
+        async with self._table(wanted) as table:
+            for task_id, expected in hashes.items():
+                if not _is_shown(table, task_id, expected) and task_id not in table.refusals:
+                    table.expect({task_id: expected})
+            async with aclosing(task_trajectories(self.settings, table, wanted, deadline_s)) as found:
+                async for trajectory in found:
+                    yield trajectory
+
+    @asynccontextmanager
+    async def session(
+        self,
+        *,
+        task_id: str | None = None,
+        samples: int | None = None,
+        ttl_s: float = TTL_S,
+        mode: Mode = "train",
+        run: str | None = None,
+        label: str | None = None,
+    ) -> AsyncIterator[Session]:
+        """A `Session` for the block, which its end closes; arguments and errors as of `Session.open`.
+
+            async with client.session() as session:
+                answer = await session.async_openai().chat.completions.create(model="any", messages=[…])
+                session.reward = 1.0
+
+        A block that raises closes the session, too. Otherwise `session.ended` is set, if Kafka can be reached.
+        """
+        wanted = partial(Session.open, task_id=task_id, samples=samples, ttl_s=ttl_s, mode=mode, run=run, label=label)
+        session = await opened(partial(wanted, settings=self.settings))
+        try:
+            yield session
+        except BaseException:
+            with suppress(SessionRefusedError, NotReadyError):  # the caller must see the block's own error
+                await session.aclose()
+            raise
+        await session.aclose()
+        if self.settings.kafka is not None:
+            with suppress(NotReadyError):
+                session.ended = await until_ended(self.settings, session.session_id)
+
+    async def run(
+        self,
+        agent: Agent[T],
+        tasks: Iterable[T],
+        *,
+        samples: int = 1,
+        concurrency: int = AGENTS,
+        task_id: Callable[[T], str] | None = None,
+        ttl_s: float = TTL_S,
+        mode: Mode = "train",
+        run: str | None = None,
+    ) -> list[AgentResult[T]]:
+        """Run an agent that is a Python function, async or not, on every sample of the tasks; the results in the tasks' order.
+
+        `agent` gets an open `Session` and the task, and returns the reward. A task is any value. `samples`: number of samples of each
+        task, which are a group. `concurrency`: number of agents at work. `task_id`: chooses each task's id, which must be new; None:
+        Polar makes one. `ttl_s`, `mode`, `run`: as for `Session.open`.
+
+        What an agent raises is its result's `error`, its session has no reward, and the others continue. A cancelled run closes its
+        sessions, without a reward. It can't stop a function that isn't async, but such a function's next model call fails.
+
+        Raises InputError for a bad argument, NotReadyError if Kafka doesn't answer, and the first error if no session could be opened.
+        """
+        agents = AgentRun(
+            self.settings, agent, samples=samples, concurrency=concurrency, mode=mode, ttl_s=ttl_s, run=run
+        )
+        return await agents.results(tasks, task_id)
 
     async def feed(
         self,
@@ -368,6 +331,25 @@ class Client:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    async def _complete(self, requests: Sequence[TaskRequest]) -> dict[str, TaskRequest]:
+        """The tasks by id, with their files stored. Raises InputError for two tasks of one id, and what `submit` raises for files."""
+        uploads = Uploads(blob_store.of(self.settings))
+        complete: dict[str, TaskRequest] = {}
+        for request in requests:
+            stored = await asyncio.to_thread(uploads.with_content, request, Path())
+            if complete.setdefault(stored.task_id, stored) != stored:
+                raise InputError("task_id", stored.task_id, "another body of this submission has the same id")
+        return complete
+
+    @asynccontextmanager
+    async def _table(self, task_ids: Collection[str], table: SessionTable | None = None) -> AsyncIterator[SessionTable]:
+        """`table`, or the client's own inside `async with`, otherwise one for these tasks, for the time of the context."""
+        if (known := table or self._shared) is not None:
+            yield known
+            return
+        async with self.table(task_ids) as opened:
+            yield opened
+
     async def _produce(self, bodies: Mapping[str, bytes]) -> None:
         topic = tasks.TOPIC.full_name(self.settings.namespace)
         items = list(bodies.items())
@@ -395,24 +377,6 @@ class Client:
             yield producer
         finally:
             await producer.stop()
-
-
-async def require_topic(settings: Settings, topic: Topic) -> None:
-    """Raise NotReadyError at once if no Kafka answers or the topic doesn't exist: a later read would wait for either."""
-    await admin.partition_count(settings, topic.full_name(settings.namespace), reach_s=0)
-
-
-def sized_body(request: TaskRequest) -> bytes:
-    """The canonical body. Raises InputError if it is too large, a plug-in refuses its settings, or a package index lacks its version.
-
-    It may wait for the index for seconds.
-    """
-    check_settings(request)
-    check_version(request)
-    body = request.canonical()
-    if len(body) > BODY_LIMIT:
-        raise InputError(request.task_id, f"{len(body)} bytes", f"a task has at most {BODY_LIMIT} bytes")
-    return body
 
 
 def _is_shown(table: SessionTable, task_id: str, expected: str) -> bool:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from polar.client import SessionTable
+from polar.table import SessionTable
 from topics.environment import http_json
 from topics.environment.settings import ENV_FILE, Settings, load
 from topics.types.errors import InputError, NotReadyError
 from topics.types.session import SessionState, task_id_of
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
 
 TTL_S = 3600.0
 """Default lifetime of a session."""
@@ -58,6 +61,8 @@ class Session:
     ended: SessionState | None = None
     """How the session ended, once its trajectory is written. None if Kafka can't be reached from here."""
     is_closed: bool = False
+    _clients: list[OpenAI] = field(default_factory=list, init=False, repr=False)
+    _async_clients: list[AsyncOpenAI] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
     def open(
@@ -96,6 +101,8 @@ class Session:
 
         Raises SessionRefusedError if its TTL or a cancel had ended it before: the reward didn't count then.
         """
+        while self._clients:
+            self._clients.pop().close()
         if not self.is_closed:
             close_session(self.settings, self.session_id, self.reward, force=force)
             self.is_closed = True
@@ -103,6 +110,27 @@ class Session:
             with suppress(NotReadyError):
                 self.ended = _run(until_ended(self.settings, self.session_id))
         return self.ended
+
+    async def aclose(self) -> None:
+        """`close` for an event loop: it doesn't block the loop, nor wait for the trajectory."""
+        try:
+            while self._async_clients:
+                await self._async_clients.pop().close()
+        finally:
+            await asyncio.to_thread(self.close, wait=False)
+
+    def openai(self) -> OpenAI:
+        """A new client of the package `openai`, with the session's base URL and key; `close` closes it. Any model name does.
+
+        Raises NotReadyError if the package isn't installed.
+        """
+        self._clients.append(_openai().OpenAI(base_url=self.env["OPENAI_BASE_URL"], api_key=self.key))
+        return self._clients[-1]
+
+    def async_openai(self) -> AsyncOpenAI:
+        """As `openai`, for `await`. `Client.session`, `Client.run` and `aclose` close it; elsewhere, close it yourself."""
+        self._async_clients.append(_openai().AsyncOpenAI(base_url=self.env["OPENAI_BASE_URL"], api_key=self.key))
+        return self._async_clients[-1]
 
     def __enter__(self) -> Self:
         return self
@@ -121,12 +149,33 @@ def close_session(settings: Settings, session_id: str, reward: float | None = No
 
     `force`: the reward counts even if no call was answered.
     """
-    if reward is not None and not math.isfinite(reward):
-        raise InputError("reward", reward, "a reward is a finite number")
-    body: dict[str, Any] = {} if reward is None else {"reward": float(reward)}
+    checked = checked_reward(reward)
+    body: dict[str, Any] = {} if checked is None else {"reward": checked}
     if force:
         body["force"] = True
     _post(settings, f"/v1/sessions/{quote(session_id, safe='')}/close", body)
+
+
+def checked_reward(reward: Any) -> float | None:
+    """The reward as a float; None stays None. Raises InputError for what isn't a finite number."""
+    try:
+        if reward is None or math.isfinite(reward):
+            return None if reward is None else float(reward)
+    except TypeError:
+        pass
+    raise InputError("reward", reward, "a reward is a finite number")
+
+
+async def opened(wanted: Callable[[], Session]) -> Session:
+    """Call `wanted` in a thread. If this is cancelled meanwhile, the session is closed: nobody else knows of it."""
+    opening = asyncio.create_task(asyncio.to_thread(wanted), name="open-session")
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await asyncio.wait({opening})
+        with suppress(InputError, NotReadyError):
+            await opening.result().aclose()
+        raise
 
 
 async def until_ended(settings: Settings, session_id: str) -> SessionState | None:
@@ -150,6 +199,14 @@ def control_token(file: Path) -> str:
     if not token or not token.isascii() or not token.isprintable():
         raise NotReadyError(f"the control token can't be read: {file} must hold one, of printable ASCII characters")
     return token
+
+
+def _openai() -> Any:
+    try:
+        import openai
+    except ImportError:
+        raise NotReadyError("a session's OpenAI client needs the package openai: pip install openai") from None
+    return openai
 
 
 def _run(waiting: Coroutine[Any, Any, T]) -> T:

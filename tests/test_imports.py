@@ -19,7 +19,19 @@ GROUND = "topics"
 ROOMS = ("proxy", "consumers", "analytics")
 ROOF = "polar"
 PACKAGES = (ROOF, *ROOMS, GROUND)
-TRAINER = ("polar.client", "polar.fleet", "polar.sessions", "polar.trainer", "polar.webhooks", "topics")
+TRAINER = (
+    "polar.agents",
+    "polar.client",
+    "polar.fleet",
+    "polar.sessions",
+    "polar.table",
+    "polar.task_bodies",
+    "polar.task_trajectories",
+    "polar.trainer",
+    "polar.uploads",
+    "polar.webhooks",
+    "topics",
+)
 """What a trainer's environment imports: the packages without an extra must suffice."""
 BASE = {
     "aiokafka",
@@ -37,11 +49,12 @@ BASE = {
 }
 """Import names of `project.dependencies`."""
 OF_AN_EXTRA = {
+    "polar.sessions": "openai",
     "topics.environment.s3": "obstore",
     "topics.environment.s3_blobs": "obstore",
     "topics.log.faststream_options": "faststream",
 }
-"""Modules of the ground that only the users of an extra import, and its package."""
+"""Modules that import a package only when it is used: an extra's, or `openai` for a session's client."""
 Source = Mapping[str, str]
 """Source text by module name; a package's `__init__` has the package's name."""
 

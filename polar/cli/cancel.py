@@ -18,7 +18,7 @@ from topics.environment.settings import Settings
 from topics.types.session import Phase
 
 if TYPE_CHECKING:
-    from polar.client import SessionTable
+    from polar.table import SessionTable
 
 
 def cancel(

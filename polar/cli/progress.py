@@ -28,8 +28,8 @@ from polar.cli.output import bars, counted, escaped, note, one_line
 from polar.cli.status import of_task
 
 if TYPE_CHECKING:
-    from polar.client import Refusal, SessionTable
     from polar.embedded.distribution import Meter
+    from polar.table import Refusal, SessionTable
     from polar.uploads import OnBytes
 
 LOOK_S = 1.0

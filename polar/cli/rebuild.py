@@ -90,7 +90,7 @@ def _checked(builder: str | None, config: str | None) -> bytes:
 
 async def _rebuild(found: Settings, request: RebuildRequest) -> RebuildReport:
     from consumers.rebuild.run import rebuild
-    from polar.client import require_topic
+    from polar.table import require_topic
     from topics import completions
 
     await require_topic(found, completions.TOPIC)

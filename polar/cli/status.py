@@ -19,7 +19,7 @@ from topics.types.session import Phase, SessionState, Stage
 
 if TYPE_CHECKING:
     from analytics.live.fold import Snapshot
-    from polar.client import SessionTable
+    from polar.table import SessionTable
 
 ROOMY = 110
 """Columns of a terminal that also has room for durations; the error is more important."""
@@ -56,7 +56,7 @@ def status(
 
 async def _overview(found: settings.Settings, run: str | None, *, with_head: bool) -> tuple[list[dict[str, Any]], str]:
     from analytics.live.view import Live
-    from polar.client import SessionTable
+    from polar.table import SessionTable
 
     async with SessionTable(found) as table:
         rows = [of_task(name, row.num_samples, table) for name, row in sorted(table.tasks.items())]
@@ -69,7 +69,7 @@ async def _overview(found: settings.Settings, run: str | None, *, with_head: boo
 
 
 async def _sessions(found: settings.Settings, target: session_ids.Target) -> list[dict[str, Any]]:
-    from polar.client import SessionTable
+    from polar.table import SessionTable
 
     async with SessionTable(found, {target.task_id}) as table:
         if target.task_id not in table.tasks:

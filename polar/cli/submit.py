@@ -24,7 +24,8 @@ from topics.types.session import Status
 from topics.types.task import TaskRequest, parse
 
 if TYPE_CHECKING:
-    from polar.client import Client, SessionTable
+    from polar.client import Client
+    from polar.table import SessionTable
 
 NOT_THE_AGENTS = (Kind.INFRA, Kind.INPUT, Kind.EVALUATION)
 """Kinds of error that `--wait` reports as failed work; others are outcomes of a session."""
@@ -141,7 +142,8 @@ def _parsed(document: documents.Document, file: str, run: str | None) -> _Task:
 
 async def _submit(found: Settings, requests: list[TaskRequest], wait: bool, output: Format) -> int:
     """Submit all tasks; the exit code."""
-    from polar.client import ANSWER_S, Client, TaskRefusedError
+    from polar.client import ANSWER_S, Client
+    from polar.table import TaskRefusedError
 
     client = Client(found)
     ids = [request.task_id for request in requests]

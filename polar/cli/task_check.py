@@ -55,7 +55,8 @@ from topics.types.errors import InputError
 from topics.types.task import TaskRequest
 
 if TYPE_CHECKING:
-    from polar.client import Client, SessionTable
+    from polar.client import Client
+    from polar.table import SessionTable
 
 MAX_IN_FLIGHT = 32
 """Default of --max-in-flight: it keeps the slots of several `polar up` busy."""
@@ -162,7 +163,7 @@ class _Case:
     def submitted(self, uploads: Uploads) -> Iterator[TaskRequest]:
         """The requests with the content of their uploads. The verdict is an error for a file that can't be uploaded, a body that is too
         large, and settings that a plug-in refuses: the other tasks go on."""
-        from polar.client import sized_body
+        from polar.task_bodies import sized_body
 
         if isinstance(self.requests, CheckedTask):
             return

@@ -92,7 +92,7 @@ async def _read(
     found: Settings, topic: str | None, write: Callable[[Trajectory], None], stop: asyncio.Event | None, *, prints: bool
 ) -> None:
     """Write every trajectory up to the topic's current end, then new ones until `stop`. `prints`: `write` prints to stdout at once."""
-    from polar.client import require_topic
+    from polar.table import require_topic
     from topics import trajectories
     from topics.log.follow import Follower, Since
 

@@ -155,7 +155,7 @@ async def _read(
     found: Settings, output: str | None, wanted: _Wanted, sessions: int
 ) -> tuple[Sequence[Trajectory], int]:
     """The newest of the wanted sessions that have traces, and the number of all of them."""
-    from polar.client import require_topic
+    from polar.table import require_topic
     from topics import trajectories
     from topics.log import kafka
     from topics.log.follow import Follower, Since

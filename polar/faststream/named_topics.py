@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from polar.client import sized_body
+from polar.task_bodies import sized_body
 from polar.uploads import Uploads
 from topics import completions as completions_topic
 from topics import control as control_topic

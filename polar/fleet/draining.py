@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
-from polar.client import SessionTable
 from polar.fleet.errors import DrainTimeoutError
 from polar.fleet.heartbeat_watch import HeartbeatWatch
+from polar.table import SessionTable
 from topics import control
 from topics.control import Drain
 from topics.log.producer import LogProducer, UnacknowledgedError

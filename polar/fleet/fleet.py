@@ -18,10 +18,10 @@ from typing import Literal, Self
 
 import msgspec
 
-from polar.client import SessionTable
 from polar.fleet import draining
 from polar.fleet.errors import PausedByOtherError, PauseLostError, PauseTimeoutError
 from polar.fleet.heartbeat_watch import HeartbeatWatch
+from polar.table import SessionTable
 from topics import fleet
 from topics.environment.settings import ENGINE_NAME, Settings, load
 from topics.fleet import FleetRecord, FleetState, FleetView, Publication

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 import polar
-from polar.client import SessionTable
 from polar.fleet import InFlight
 from polar.scripted.record import Sampled
+from polar.table import SessionTable
 from tests.acceptance.fleet import Fleet, fleet
 from tests.consumers.webhooks.endpoint import receiving
 from tests.waiting import eventually

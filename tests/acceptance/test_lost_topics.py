@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.acceptance import chaos
 from tests.acceptance.fleet import fleet
 from tests.lost_topics import delete

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.acceptance.fleet import ROLES, fleet
 from topics.types.completion import Completion
 from topics.types.session import Phase, Status

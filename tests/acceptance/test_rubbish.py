@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.acceptance import chaos
 from tests.acceptance.fleet import Fleet, fleet
 from topics import completions, events, sessions, tasks, trajectories

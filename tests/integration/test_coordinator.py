@@ -17,7 +17,7 @@ from consumers.coordinator.leases import Leases
 from consumers.coordinator.partition import PartitionCoordinator
 from consumers.coordinator.scheduling.free_slots import FreeSlots
 from consumers.coordinator.witness import Witness
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.waiting import eventually
 from topics import completions, dead_letters, events, sessions
 from topics.environment.claim_keys import ClaimKeys

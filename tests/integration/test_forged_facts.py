@@ -13,7 +13,7 @@ from consumers.coordinator.coordinator import run_coordinator
 from consumers.evaluators.base import Case, Verdict
 from consumers.fanout import plan_of
 from consumers.stages.worker import run_worker
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.integration.conftest import records_of
 from tests.waiting import eventually
 from topics import completions, control, events, sessions, workers

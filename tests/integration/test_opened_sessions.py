@@ -13,9 +13,9 @@ from openai import APIStatusError, AsyncOpenAI
 from consumers.building.builder import run_builder
 from consumers.coordinator.coordinator import run_coordinator
 from polar import sessions
-from polar.client import SessionTable
 from polar.scripted.app import running
 from polar.scripted.engine import Engine as ScriptedEngine
+from polar.table import SessionTable
 from proxy.control import opening
 from tests.proxy.conftest import Bench, proxied
 from tests.waiting import eventually

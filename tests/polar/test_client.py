@@ -9,20 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from polar.client import Client, TaskRefusedError
+from polar.client import Client
+from polar.table import TaskRefusedError
 from polar.uploads import Uploads
-from topics import dead_letters, events, sessions, tasks, workers
+from tests.polar.coordinator import PLAN, Coordinator, task
+from topics import events
 from topics.contract import catalogue
 from topics.contract.codec import encode
-from topics.contract.topic import Topic
 from topics.environment.blobs import FolderBlobs
 from topics.environment.settings import Settings
 from topics.log import admin
-from topics.log.producer import LogProducer
 from topics.types.errors import InputError, NotReadyError
-from topics.types.session import Phase, Plan, SessionState, Stage, TaskState, session_id_of
+from topics.types.session import Stage
 from topics.types.task import TaskRequest, body_hash, parse
-from topics.workers import Heartbeat, StageSlots
 
 
 @pytest.fixture
@@ -58,68 +57,9 @@ async def test_what_ends_in_time_ends_as_it_would_alone(no_kafka: Settings) -> N
 # --- feeding -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def settings(kafka: str, namespace: str) -> Settings:
-    found = Settings(kafka=kafka, namespace=namespace, replication=1, min_insync=1)
-    await admin.apply(found, catalogue.FIXED, embedded=True)
-    return found
-
-
-def task(task_id: str, samples: int) -> TaskRequest:
-    agent = {"harness": "shell", "custom_shell": {"command": "true"}}
-    return parse({"task_id": task_id, "instruction": "do", "num_samples": samples, "agent": agent})
-
-
 async def one_by_one(*requests: TaskRequest) -> AsyncIterator[TaskRequest]:
     for request in requests:
         yield request
-
-
-class Coordinator:
-    """A stand-in: shows tasks, and ends their sessions when it is told to."""
-
-    def __init__(self, settings: Settings, producer: LogProducer) -> None:
-        self._settings = settings
-        self._producer = producer
-
-    async def show(self, request: TaskRequest) -> None:
-        row = TaskState(request.task_id, request.num_samples, body_hash(request.canonical()))
-        await self._write(row, request.task_id)
-
-    async def end(self, request: TaskRequest, *indexes: int) -> None:
-        for index in indexes:
-            name = session_id_of(request.task_id, index)
-            await self._write(SessionState(name, request.task_id, index, Phase.ENDED, since=0), request.task_id)
-
-    async def refuse(self, request: TaskRequest, topic: Topic = tasks.TOPIC, value: bytes | None = None) -> None:
-        """As fanout refuses a task, or with another topic and value."""
-        headers = dead_letters.headers(
-            reason="no such harness (got 'mine')",
-            field="agent.harness",
-            process="fanout",
-            topic=topic.full_name(self._settings.namespace),
-            partition=0,
-            offset=0,
-        )
-        name = dead_letters.TOPIC.full_name(self._settings.namespace)
-        value = request.canonical() if value is None else value
-        await self._producer.send_bytes(name, value, key=request.task_id.encode(), headers=headers)
-
-    async def beat(self, worker_id: str, *stages: Stage, pool: str = "default", leaving: bool = False) -> None:
-        slots = [StageSlots(stage, pool, 1, 1, [0]) for stage in stages]
-        beat = Heartbeat(worker_id, "worker", "host", 1, slots, leaving=leaving)
-        await self._producer.send(workers.TOPIC, beat, key=worker_id)
-
-    async def _write(self, row: sessions.Row, task_id: str) -> None:
-        await self._producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id=task_id)
-
-
-@pytest.fixture
-async def coordinator(settings: Settings) -> AsyncIterator[Coordinator]:
-    producer = LogProducer(settings)
-    await producer.start()
-    yield Coordinator(settings, producer)
-    await producer.stop()
 
 
 async def test_a_feed_keeps_so_many_sessions_unfinished_and_no_more(
@@ -229,10 +169,9 @@ async def test_a_coordinator_refuses_an_id_that_is_used_and_another_body_s_refus
     settings: Settings, coordinator: Coordinator
 ) -> None:
     own, other = task("t", 1), task("t", 2)
-    plan = Plan("default", 0, 3, 600, 3600, 600, "shell", "prefix_merging", b"{}", None, "train", b"{}")
 
     def fact(request: TaskRequest) -> bytes:
-        return encode(events.TaskSubmitted("f", "t", 1, body_hash(request.canonical()), plan))
+        return encode(events.TaskSubmitted("f", "t", 1, body_hash(request.canonical()), PLAN))
 
     client = Client(settings)
     async with client.table({"t"}) as table:

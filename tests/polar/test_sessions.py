@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,3 +94,29 @@ def test_a_reward_that_is_no_number_is_not_sent(found: Settings) -> None:
         with pytest.raises(InputError, match="reward: a reward is a finite number"):
             sessions.close_session(found, "t.0", reward)
     assert not Api.asked
+
+
+def test_clients_have_the_session_s_url_and_key_and_end_with_it(found: Settings) -> None:
+    answer(201, OPENED | {"env": {"OPENAI_BASE_URL": f"{found.control_url}v1"}})
+    with sessions.Session.open(settings=found) as session:
+        client = session.openai()
+        assert (str(client.base_url), client.api_key) == (f"{found.control_url}v1/", "sk")
+        answer(202, {})
+    assert client.is_closed()
+
+
+async def test_a_session_that_is_closed_in_a_loop_closes_the_clients_of_the_loop(found: Settings) -> None:
+    answer(201, OPENED | {"env": {"OPENAI_BASE_URL": f"{found.control_url}v1"}})
+    session = await asyncio.to_thread(sessions.Session.open, settings=found)
+    client = session.async_openai()
+    answer(409, {"error": {"code": "ended", "field": "session_id", "message": "t.0 has ended already"}})
+    with pytest.raises(sessions.SessionRefusedError):
+        await session.aclose()
+    assert client.is_closed()
+
+
+def test_a_missing_package_is_named(found: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    answer(201, OPENED)
+    with pytest.raises(NotReadyError, match="needs the package openai: pip install openai"):
+        sessions.Session.open(settings=found).openai()

@@ -99,7 +99,7 @@ async def _read_rows(found: Settings, name: str) -> tuple[Rows, SessionState]:
 
 async def _tasks(found: Settings, target: session_ids.Target) -> str:
     """The existing tasks, similar names first."""
-    from polar.client import SessionTable
+    from polar.table import SessionTable
 
     async with SessionTable(found) as table:
         known = sorted(table.tasks)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from polar.cli.show.assembly import Log, assemble
 from polar.cli.show.story import Story
-from polar.client import require_topic
+from polar.table import require_topic
 from topics import completions, sessions, trajectories
 from topics.completions import RefusedRequest
 from topics.contract.topic import HOUR_MS, Topic

@@ -13,8 +13,8 @@ from bisect import bisect_right
 from collections import Counter
 
 import polar
-from polar.client import SessionTable
 from polar.fleet import InFlight, PauseReport
+from polar.table import SessionTable
 from tests.acceptance.fleet import Fleet
 from topics.types.completion import CallOutcome, Completion
 from topics.types.session import Phase, Status

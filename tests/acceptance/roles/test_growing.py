@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.acceptance.fleet import Fleet
 from tests.acceptance.roles.conftest import start
 from tests.waiting import eventually

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import polar
-from polar.client import SessionTable
+from polar.table import SessionTable
 from tests.acceptance.fleet import ROLES, fleet
 from tests.acceptance.roles.pausing import ENGINE, Pausing
 from topics.types.session import Phase

@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 import polar
-from polar.client import SessionTable
 from polar.scripted.record import Sampled
+from polar.table import SessionTable
 from polar.trainer.groups import Group
 from polar.trainer.rows import grpo
 from polar.trainer.staleness import Staleness

@@ -54,8 +54,15 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, up: Up, tmp_path: Pa
     assert not differences, "\n\n".join(differences)
 
 
-def test_the_readme_s_program_reads_the_demo(up: Up) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_readme_s_programs_read_the_demo_and_run_an_agent(up: Up) -> None:
+    reads, runs = (printed_by(each, up) for each in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
+    of_demo = [row for row in reads if row[0].startswith(("cache-", "calc-", "intervals-"))]
+    assert len(of_demo) == 12
+    assert all(int(tokens) > int(trained) > 0 for _, _, tokens, trained, _ in of_demo)
+    assert [(reward, int(trained) > 0) for _, reward, trained in runs] == [("1.0", True)] * 4
+
+
+def printed_by(program: str, up: Up) -> list[list[str]]:
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=environment() | {"POLAR_DATA": str(up.data)},
@@ -64,10 +71,7 @@ def test_the_readme_s_program_reads_the_demo(up: Up) -> None:
         timeout=PAGE_S,
         check=True,
     )
-    read = [line.split() for line in done.stdout.splitlines()]
-    of_demo = [row for row in read if row[0].startswith(("cache-", "calc-", "intervals-"))]
-    assert len(of_demo) == 12
-    assert all(int(tokens) > int(trained) > 0 for _, _, tokens, trained, _ in of_demo)
+    return [line.split() for line in done.stdout.splitlines()]
 
 
 @pytest.mark.pure

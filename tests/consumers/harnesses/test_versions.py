@@ -22,7 +22,7 @@ from consumers.harnesses import cli as clis
 from consumers.harnesses.base import harness_of
 from consumers.harnesses.cli import CliHarness
 from consumers.harnesses.data_harness import InstalledData
-from polar.client import sized_body
+from polar.task_bodies import sized_body
 from tests.consumers.harnesses.test_poisoning import archive, integrity
 from topics.environment import registry
 from topics.environment.registry import PRESETS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polar.cli import task_check
-from polar.client import BODY_LIMIT
+from polar.task_bodies import BODY_LIMIT
 from polar.tasks import checking
 from polar.tasks.checking import Attempt, CheckedTask, Requests, Verdict, checked, identified
 from polar.tasks.repositories import Repositories

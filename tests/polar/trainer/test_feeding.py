@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polar.trainer import Feed, Group, TrajectoryConsumer
-from tests.polar.test_client import Coordinator, task
+from tests.polar.coordinator import Coordinator, task
 from tests.polar.trainer.writing import Writer, group
 from topics import tasks
 from topics.contract import catalogue
