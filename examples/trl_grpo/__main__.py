@@ -47,8 +47,7 @@ def main() -> None:
         gradient_accumulation_steps=2,
         max_steps=options.steps,
         learning_rate=options.learning_rate,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=5,
+        lr_scheduler_type="constant",
         scale_rewards="none",
         # The default leaves out long sessions.
         vllm_importance_sampling_mode="token_truncate",

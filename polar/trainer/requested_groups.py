@@ -34,15 +34,13 @@ log = structlog.get_logger()
 class RequestedGroups:
     """The requests of one run on one trajectories topic, inside `async with`; one task uses it at a time."""
 
-    def __init__(self, settings: Settings, table: SessionTable, *, run: str, topic: str | None = None) -> None:
-        """`table`: an open `Client.table` of all tasks. `topic`: as for `TrajectoryConsumer`. Raises InputError."""
+    def __init__(self, settings: Settings, table: SessionTable, *, run: str | None, topic: str | None = None) -> None:
+        """`table`: an open `Client.table` of all tasks. `run`, `topic`: as for `TrajectoryConsumer`. Raises InputError."""
         self._client = Client(settings)
         self._table = table
         self._consumer = TrajectoryConsumer(settings=settings, topic=topic, run=run)
         self._spent: set[str] = set()
         """Task ids of groups that were read and not requested."""
-        self._waiting: dict[str, int] = {}
-        """Position in the request by task id."""
         self.counts: Counter[str] = Counter()
         """Groups that were left out, by reason: `unrequested`, and the reasons of the rule."""
 
@@ -67,61 +65,80 @@ class RequestedGroups:
     async def groups(self, requests: Sequence[TaskRequest], rule: Rule) -> list[Group]:
         """One group per request. A group that the rule drops is sampled again, as the task `ID-2`, then `ID-3`, and so on.
 
-        Tasks that were submitted before, by a process that was killed, don't run again. Raises NotReadyError if no coordinator answers, or
-        the rule drops `TRIES` groups of one request, and what `Client.submit` and the consumer raise.
+        Tasks that were submitted before, by a process that was killed, don't run again. Raises InputError for an id requested twice,
+        NotReadyError if no coordinator answers or the rule drops `TRIES` groups of one request, and what `Client.submit` and the consumer
+        raise.
         """
-        names = [request.task_id for request in requests]
-        if twice := [name for name, number in Counter(names).items() if number > 1]:
-            raise InputError("task_id", twice[0], "is requested twice at a time")
-        attempts, dropped = [0] * len(requests), [0] * len(requests)
-        found: dict[int, Group] = {}
+        wanted = Wanted([request.task_id for request in requests], rule, self._spent, self.counts)
 
-        async def submit(positions: Sequence[int]) -> None:
-            tasks = []
-            for at in positions:
-                attempts[at], task_id = self._next_id(names[at], attempts[at])
-                self._waiting[task_id] = at
-                tasks.append(requests[at].model_copy(update={"task_id": task_id}))
+        async def submit(ids: Mapping[str, int]) -> None:
+            tasks = [requests[at].model_copy(update={"task_id": task_id}) for task_id, at in ids.items()]
             if unseen := await self._client.submit(tasks, self._table, answer_s=ANSWER_S):
-                shown = ", ".join(unseen)
+                names = ", ".join(unseen)
                 raise NotReadyError(
-                    f"no coordinator has shown the tasks {shown} within {ANSWER_S:g} s; see `polar status`"
+                    f"no coordinator has shown the tasks {names} within {ANSWER_S:g} s; see `polar status`"
                 )
 
-        self._waiting = {}
-        await submit(range(len(requests)))
-        log.info("waiting for the groups of a step", action="trainer.requested", groups=len(requests), first=names[0])
-        async for group in self._consumer.groups(_Refusals(self._table, self._waiting)):
-            at = self._waiting.pop(group.task_id, None)
-            if at is None:
-                self._spent.add(group.task_id)
-                self.counts["unrequested"] += 1
-            elif (kept := self._checked(group, rule)) is not None:
-                found[at] = kept
-            else:
-                dropped[at] += 1
-                if dropped[at] == TRIES:
-                    raise NotReadyError(f"{TRIES} groups of {names[at]} were dropped: {dict(self.counts)}")
-                await submit([at])
-            if not self._waiting:
+        await submit(wanted.waiting)
+        log.info("waiting for groups", action="trainer.requested", groups=len(requests), first=requests[0].task_id)
+        async for group in self._consumer.groups(_Refusals(self._table, wanted.waiting)):
+            if (again := wanted.take(group)) is not None:
+                log.warning(
+                    "a group is sampled again", action="trainer.again", task_id=again, reasons=dict(self.counts)
+                )
+                await submit({again: wanted.waiting[again]})
+            if not wanted.waiting:
                 break
-        return [found[at] for at in range(len(requests))]
+        return wanted.groups()
 
-    def _checked(self, group: Group, rule: Rule) -> Group | None:
-        counts: Counter[str] = Counter()
-        kept = rule(group, counts)
-        self.counts.update(counts)
-        if kept is None:
-            log.warning("a group is sampled again", action="trainer.again", task_id=group.task_id, reasons=dict(counts))
-        return kept
 
-    def _next_id(self, name: str, attempt: int) -> tuple[int, str]:
-        """The next attempt at a request whose group can still come, and its task id."""
+class Wanted:
+    """The groups of one call: which are waited for, and which have come."""
+
+    def __init__(self, names: Sequence[str], rule: Rule, spent: set[str], counts: Counter[str]) -> None:
+        """`spent`: ids whose group was read before; it gets those that `take` reads and nobody waits for. Raises InputError."""
+        if twice := [name for name, number in Counter(names).items() if number > 1]:
+            raise InputError("task_id", twice[0], "is requested twice at a time")
+        self._names, self._rule, self._spent, self._counts = names, rule, spent, counts
+        self._attempts, self._dropped = [0] * len(names), [0] * len(names)
+        self._found: dict[int, Group] = {}
+        self.waiting: dict[str, int] = {}
+        """Position in `names` by task id."""
+        for at in range(len(names)):
+            self._attempt(at)
+
+    def take(self, group: Group) -> str | None:
+        """Take in a group. If the rule drops it, the id under which its task must be submitted again.
+
+        Raises NotReadyError after `TRIES` dropped groups of one name.
+        """
+        at = self.waiting.pop(group.task_id, None)
+        if at is None:
+            self._spent.add(group.task_id)
+            self._counts["unrequested"] += 1
+            return None
+        kept = self._rule(group, self._counts)
+        if kept is not None:
+            self._found[at] = kept
+            return None
+        self._dropped[at] += 1
+        if self._dropped[at] == TRIES:
+            reasons = dict(self._counts)
+            raise NotReadyError(f"{TRIES} groups of {self._names[at]} were dropped; left out so far: {reasons}")
+        return self._attempt(at)
+
+    def groups(self) -> list[Group]:
+        """All groups, in the order of the names, once nothing is waited for."""
+        return [self._found[at] for at in range(len(self._names))]
+
+    def _attempt(self, at: int) -> str:
+        """Wait for the next attempt whose group can still come."""
         while True:
-            attempt += 1
-            task_id = name if attempt == 1 else f"{name}-{attempt}"
+            self._attempts[at] += 1
+            task_id = self._names[at] if self._attempts[at] == 1 else f"{self._names[at]}-{self._attempts[at]}"
             if task_id not in self._spent:
-                return attempt, task_id
+                self.waiting[task_id] = at
+                return task_id
 
 
 class _Refusals:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import re
 import time
 from collections import Counter
@@ -37,6 +36,7 @@ from polar.trainer.loop_thread import LoopThread
 from polar.trainer.requested_groups import RequestedGroups
 from polar.trainer.sampling_expectation import expect
 from polar.trainer.staleness import Staleness
+from polar.trainer.trl_settings import check, check_saves, last_checkpoint
 from topics.environment.settings import Settings, load
 from topics.types.errors import InputError, NotReadyError
 from topics.types.task import TaskRequest, parse
@@ -48,7 +48,9 @@ try:
     from trl.distributed import DistributedBackend
     from trl.generation.vllm_generation import VLLMGeneration
 except ImportError as error:
-    raise NotReadyError(f"polar.trainer.trl was made for trl 1.16.0: pip install trl==1.16.0 ({error})") from None
+    raise ImportError(f"polar.trainer.trl needs trl 1.16.0: pip install trl==1.16.0 ({error})") from None
+
+__all__ = ["last_checkpoint", "rollout_func"]
 
 OURS = ("task_id", "num_samples", "mode", "run")
 """Fields of a task that follow from TRL's configuration."""
@@ -292,50 +294,6 @@ class _Sync(VLLMGeneration):  # type: ignore[misc]
         if self.accelerator.is_main_process:
             self._push(tensors, self._trainer.state.global_step)
         self.accelerator.wait_for_everyone()
-
-
-def check(trainer: Any) -> None:
-    """Raise InputError for a configuration with which TRL would compute other log-probabilities than the engine, or train other tokens."""
-    args = trainer.args
-    wanted = {
-        "use_vllm": (False, "weights reach the engine by `push`"),
-        "top_p": (1.0, "TRL's log-probabilities don't consider it"),
-        "top_k": (0, "TRL's log-probabilities don't consider it"),
-        "min_p": (None, "TRL's log-probabilities don't consider it"),
-        "repetition_penalty": (1.0, "TRL's log-probabilities don't consider it"),
-        "mask_truncated_completions": (False, "a session seldom ends with the end token"),
-        "restore_callback_states_from_checkpoint": (False, "it would replace this callback by another one"),
-    }
-    for name, (value, reason) in wanted.items():
-        if getattr(args, name) != value:
-            raise InputError(f"GRPOConfig.{name}", getattr(args, name), f"must be {value}: {reason}")
-    if not args.temperature > 0:
-        raise InputError("GRPOConfig.temperature", args.temperature, "must be above 0: a greedy choice has no ratio")
-    if trainer.tools or trainer.environment_factories:
-        raise InputError("tools", trainer.tools, "leave tools and environments out: the harness has its own")
-
-
-def check_saves(args: Any, save_steps: int) -> None:
-    """Raise InputError if a checkpoint may lie between two optimizer steps of one batch of rollouts: it couldn't be resumed."""
-    batch = args.steps_per_generation * args.num_iterations
-    accumulated = args.gradient_accumulation_steps
-    if args.save_strategy == "no" or accumulated % batch == 0:
-        return
-    if args.save_strategy != "steps" or save_steps * accumulated % batch:
-        reason = f"checkpoints must be a multiple of {batch / accumulated:g} optimizer steps apart, which train on the same rollouts"
-        raise InputError("GRPOConfig.save_steps", save_steps, reason)
-
-
-def last_checkpoint(folder: str | Path) -> str | None:
-    """The newest whole checkpoint in TRL's `output_dir`; None if there is none. `trainer_state.json`, written last, makes it whole."""
-    numbered = {int(one.name.removeprefix("checkpoint-")): one for one in Path(folder).glob("checkpoint-*[0-9]")}
-    for _, checkpoint in sorted(numbered.items(), reverse=True):
-        try:
-            json.loads((checkpoint / "trainer_state.json").read_text())
-        except (OSError, ValueError):
-            continue
-        return str(checkpoint)
-    return None
 
 
 def _as_expected(group: Group, temperature: float) -> Group:
