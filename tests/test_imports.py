@@ -38,6 +38,11 @@ BASE = {
 """Import names of `project.dependencies`."""
 IN_A_BUCKET = {"topics.environment.s3": "obstore", "topics.environment.s3_blobs": "obstore"}
 """A package of an extra that a module of the ground imports when the blob store is in a bucket, and a message names otherwise."""
+OF_A_TRAINER = {
+    "polar.trainer.trl": {"accelerate", "transformers", "trl"},
+    "polar.trainer.vllm_weights": {"safetensors"},
+}
+"""Packages of another trainer that the module for it imports; its error says what to install."""
 Source = Mapping[str, str]
 """Source text by module name; a package's `__init__` has the package's name."""
 
@@ -143,7 +148,8 @@ def test_what_a_trainer_imports_needs_no_extra(source: Source) -> None:
         for module in source
         if module.startswith(TRAINER)
         for line, imported in imports(source, module)
-        if imported.partition(".")[0] not in {*allowed, IN_A_BUCKET.get(module)} or imported.partition(".")[0] in ROOMS
+        if imported.partition(".")[0] not in {*allowed, IN_A_BUCKET.get(module), *OF_A_TRAINER.get(module, ())}
+        or imported.partition(".")[0] in ROOMS
     ]
     assert wrong == []
 

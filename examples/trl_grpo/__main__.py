@@ -69,7 +69,9 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=PRECISION)
     for part in (model.get_input_embeddings(), model.get_output_embeddings()):
         part.requires_grad_(False)
-    rollouts = rollout_func(task, served_folder(options.served, [options.engine]), run=options.run, data=options.data)
+    push = served_folder(options.served, [options.engine])
+    # A session is seldom more than one trace here: TRL takes one row of it, the longest.
+    rollouts = rollout_func(task, push, run=options.run, data=options.data, branches="longest")
     trainer = GRPOTrainer(
         model=model,
         args=config,

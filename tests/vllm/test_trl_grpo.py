@@ -34,7 +34,7 @@ from topics.types.session import task_id_of
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 
 PINS = ROOT / "examples" / "trl_grpo" / "requirements.txt"
-STEPS, PROMPTS, GROUP, KILL_IN = 4, 2, 8, 2
+STEPS, PROMPTS, GROUP, KILL_IN = 4, 2, 8, 1
 LARGEST = 1e-3
 SQL_S = 120.0
 LOOK_S = 0.1
