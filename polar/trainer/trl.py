@@ -21,7 +21,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -250,7 +250,8 @@ class _Connection:
         self.thread.stop()
 
     async def _enter(self) -> None:
-        for each in (self._fleet, self._table, *self.requested.values()):
+        parts: list[AbstractAsyncContextManager[Any]] = [self._fleet, self._table, *self.requested.values()]
+        for each in parts:
             await self._stack.enter_async_context(each)
 
     def current(self) -> Publication:
