@@ -55,6 +55,11 @@ OF_AN_EXTRA = {
     "topics.log.faststream_options": "faststream",
 }
 """Modules that import a package only when it is used: an extra's, or `openai` for a session's client."""
+OF_A_TRAINER = {
+    "polar.trainer.trl": {"accelerate", "transformers", "trl"},
+    "polar.trainer.vllm_weights": {"safetensors"},
+}
+"""Packages of another trainer that the module for it imports; its error says what to install."""
 Source = Mapping[str, str]
 """Source text by module name; a package's `__init__` has the package's name."""
 
@@ -160,7 +165,8 @@ def test_what_a_trainer_imports_needs_no_extra(source: Source) -> None:
         for module in source
         if module.startswith(TRAINER)
         for line, imported in imports(source, module)
-        if imported.partition(".")[0] not in {*allowed, OF_AN_EXTRA.get(module)} or imported.partition(".")[0] in ROOMS
+        if imported.partition(".")[0] not in {*allowed, OF_AN_EXTRA.get(module), *OF_A_TRAINER.get(module, ())}
+        or imported.partition(".")[0] in ROOMS
     ]
     assert wrong == []
 

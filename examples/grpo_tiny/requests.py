@@ -53,27 +53,24 @@ class Work:
         ]
 
     def _request(self, task_id: str, task: Task, samples: int, mode: Literal["train", "eval"]) -> TaskRequest:
-        return parse_task(
-            {
-                "task_id": task_id,
-                "instruction": task.request,
-                "num_samples": samples,
-                "mode": mode,
-                "runtime": {
-                    "prepare": [
-                        {"type": "upload_file", "source": str(AGENT), "target": AGENT.name},
-                        {"type": "exec", "command": "\n".join(_written(task))},
-                    ]
-                },
-                "agent": {
-                    "harness": "shell",
-                    "custom_shell": {"command": f"exec {PYTHON} -S -E {AGENT.name}"},
-                },
-                "builder": {"strategy": self.builder},
-                "evaluator": {"strategy": self.evaluator, "config": {"goal": _goal(task)}},
-                "timeouts": {"run": RUN_S},
-            }
-        )
+        body = {**body_of(task, self.evaluator), "builder": {"strategy": self.builder}}
+        return parse_task({**body, "task_id": task_id, "num_samples": samples, "mode": mode})
+
+
+def body_of(task: Task, evaluator: str) -> dict[str, Any]:
+    """A task's body, as far as it follows from the work."""
+    return {
+        "instruction": task.request,
+        "runtime": {
+            "prepare": [
+                {"type": "upload_file", "source": str(AGENT), "target": AGENT.name},
+                {"type": "exec", "command": "\n".join(_written(task))},
+            ]
+        },
+        "agent": {"harness": "shell", "custom_shell": {"command": f"exec {PYTHON} -S -E {AGENT.name}"}},
+        "evaluator": {"strategy": evaluator, "config": {"goal": _goal(task)}},
+        "timeouts": {"run": RUN_S},
+    }
 
 
 def _taken(pairs: tuple[tuple[str, int], ...], count: int) -> Iterator[tuple[str, int]]:

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import torch
 
-from examples.grpo_tiny import checkpoint, weights
+from examples.grpo_tiny import checkpoint
 from examples.grpo_tiny.checkpoint import State, Step
 from examples.grpo_tiny.learner import Drift, Learner
 from examples.grpo_tiny.requests import Work
 from examples.grpo_tiny.rollouts import groups_of, malformed
 from examples.tiny_model import model as tiny
 from polar import Client, Fleet, FleetError, InputError, NotReadyError, SessionTable, Settings, load_settings
-from polar.trainer import Group, Row, TrajectoryConsumer, grpo
+from polar.trainer import Group, Row, TrajectoryConsumer, grpo, vllm_weights
 
 LARGEST = 1e-3
 """Difference of a log-probability, engine against trainer, beyond which they are not one model."""
@@ -153,7 +153,7 @@ class Trainer:
         async with fleet.paused(force=force) as pause:
             print(f"step {self._state.version}: pushes", flush=True)
             await asyncio.to_thread(tiny.save_weights, self._learner.model, self._options.served / tiny.WEIGHTS)
-            await asyncio.to_thread(weights.reload, self._options.engine, self._state.version)
+            await asyncio.to_thread(vllm_weights.reload, self._options.engine, self._state.version)
             await pause.publish(self._state.version)
 
 
@@ -215,7 +215,7 @@ def main() -> None:
     try:
         trainer = Trainer(options, load_settings(options.data))
         asyncio.run(trainer.run() if options.check is None else trainer.check(options.check))
-    except (DriftError, InputError, NotReadyError, weights.PushError, FleetError) as error:
+    except (DriftError, InputError, NotReadyError, vllm_weights.PushError, FleetError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, DriftError) else 2 if isinstance(error, InputError) else 3)
 

@@ -25,6 +25,8 @@ from topics.types.trajectory import Trajectory
 
 OTHER_ROWS = "use the rows of polar.trainer.grpo, which have an advantage per token"
 """Advice to the caller, for calls with different rewards."""
+FILLER = 0
+"""A token id that every vocabulary has."""
 
 
 class RolloutSample(msgspec.Struct, frozen=True, eq=False):
@@ -47,36 +49,45 @@ class RolloutSample(msgspec.Struct, frozen=True, eq=False):
     """Unix seconds; TRL's own worker sets it for its metrics."""
 
 
-def rollouts(groups: Sequence[Group], *, num_generations: int, branches: Branches = "refuse") -> dict[str, list[Any]]:
+def rollouts(
+    groups: Sequence[Group], *, num_generations: int, branches: Branches = "refuse", fill: bool = False
+) -> dict[str, list[Any]]:
     """The result of `rollout_func` for the prompts of these groups; pass a reward function that returns `reward`.
 
     A session without a reward keeps its slot, with reward None. A session without trained tokens keeps its slot with the prompt and the
-    masked first token of another session. `branches`: refuse a session with several traces, or train only its longest trace.
-    Raises InputError for a refused session, a row whose calls have different rewards, a group of another size, and a group with no
-    trained tokens.
+    masked first token of another session. `branches`: refuse a session with several traces, or train only its longest trace. `fill`:
+    missing samples, and groups without trained tokens, also keep their slots, with the token `FILLER` as prompt and as masked completion.
+    Raises InputError for a refused session, a row whose calls have different rewards and, without `fill`, for a group of another size and
+    a group with no trained tokens.
     """
     require_alike(trajectory for group in groups for trajectory in group.trajectories)
     found: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
     }
     for group in groups:
-        if len(group.trajectories) != num_generations:
+        if len(group.trajectories) != num_generations and not fill:
             reason = f"{group.task_id} has {len(group.trajectories)} samples; TRL takes whole groups of one size"
             raise InputError("num_generations", num_generations, reason)
-        rows = [only(trajectory, branches, "use rollout_samples") for trajectory in group.trajectories]
+        samples: list[Trajectory | None] = [*group.trajectories]
+        if fill:
+            by_index = {trajectory.sample_index: trajectory for trajectory in group.trajectories}
+            samples = [by_index.get(index) for index in range(num_generations)]
+        rows = [None if one is None else only(one, branches, "use rollout_samples") for one in samples]
         other = next((row for row in rows if row is not None), None)
-        if other is None:
+        if other is None and not fill:
             raise InputError("groups", group.task_id, "has no tokens to train; leave it out")
-        for trajectory, row in zip(group.trajectories, rows, strict=True):
-            found["prompt_ids"].append((row or other).prompt_ids)
-            found["completion_ids"].append(row.response_ids if row else other.response_ids[:1])
+        prompt, completion = (other.prompt_ids, other.response_ids[:1]) if other else ([FILLER], [FILLER])
+        for index, (trajectory, row) in enumerate(zip(samples, rows, strict=True)):
+            found["prompt_ids"].append(row.prompt_ids if row else prompt)
+            found["completion_ids"].append(row.response_ids if row else completion)
             found["logprobs"].append(row.response_logprobs if row else [0.0])
             found["env_mask"].append(row.response_mask if row else [0])
-            reward = trajectory.reward
-            if row is not None and reward is not None:
+            reward = None if trajectory is None else trajectory.reward
+            if trajectory is not None and row is not None and reward is not None:
                 reward = one_reward(trajectory, [row], OTHER_ROWS)
             found["reward"].append(reward)
-            found["session_id"].append(trajectory.session_id)
+            session_id = f"{group.task_id}.{index}" if trajectory is None else trajectory.session_id
+            found["session_id"].append(session_id)
     return found
 
 

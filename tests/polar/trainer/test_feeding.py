@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from polar.trainer import Feed, Group, TrajectoryConsumer
-from tests.polar.coordinator import Coordinator, task
-from tests.polar.trainer.writing import Writer, group
-from topics import tasks
-from topics.contract import catalogue
+from tests.polar.coordinator import task
 from topics.environment.settings import Settings
-from topics.log import admin, kafka
-from topics.log.producer import LogProducer
 from topics.types.errors import InputError
 from topics.types.task import TaskRequest
 
@@ -28,41 +23,6 @@ DEADLINE_S = 60.0
 
 def requests() -> Iterator[TaskRequest]:
     return (task(f"t{number}", samples) for number, samples in enumerate(SIZES))
-
-
-@pytest.fixture
-async def system(settings: Settings) -> AsyncIterator[None]:
-    """A stand-in for everything between a task and its trajectories: each task is shown and ended, and its group is out, at once."""
-    await admin.apply(settings, catalogue.FIXED, embedded=True)
-    producer = LogProducer(settings)
-    await producer.start()
-    async with Writer(settings) as writer:
-        running = asyncio.create_task(work(settings, Coordinator(settings, producer), writer), name="system")
-        yield
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-    await producer.stop()
-
-
-async def work(settings: Settings, coordinator: Coordinator, writer: Writer) -> None:
-    name = tasks.TOPIC.full_name(settings.namespace)
-    client = kafka.consumer(settings, auto_offset_reset="earliest")
-    await client.start()
-    client.assign([kafka.TopicPartition(name, number) for number in range(tasks.TOPIC.embedded_partitions)])
-    seen: set[str] = set()
-    try:
-        while True:
-            for records in (await client.getmany(timeout_ms=100)).values():
-                for record in records:
-                    sent = TaskRequest.model_validate_json(record.value or b"")
-                    if sent.task_id in seen:
-                        continue
-                    seen.add(sent.task_id)
-                    await coordinator.show(sent)
-                    await coordinator.end(sent, *range(sent.num_samples))
-                    await writer.write(group(sent.task_id, [1.0] * sent.num_samples))
-    finally:
-        await client.stop()
 
 
 def consume(settings: Settings, states: dict[str, Any], at_most: int) -> list[tuple[str, int]]:

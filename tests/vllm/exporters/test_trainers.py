@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 
 from examples.vllm_cpu.install import pins
+from examples.vllm_cpu.packages import variables
 from examples.vllm_cpu.serve import PYTHON, ROOT
 from polar.trainer.groups import Group
 from tests.polar.trainer.trees import groups, rewarded_tokens
-from tests.vllm.exporters.packages import PINS, packages, variables
+from tests.vllm.exporters.packages import PINS, packages
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, strategies
 
 from polar.trainer.advantages import advantages
 from polar.trainer.exporters.trl import rollout_samples, rollouts
@@ -40,6 +40,34 @@ def test_a_sample_without_tokens_holds_its_slot(group: Group) -> None:
     assert made["reward"] == [None, 1.0, 0.0]
     with pytest.raises(InputError, match="groups: has no tokens to train; leave it out"):
         rollouts([Group("t", [empty])], num_generations=1)
+
+
+def test_missing_samples_and_groups_without_tokens_keep_their_slots_where_that_is_wanted(group: Group) -> None:
+    _, other, failed = group.trajectories
+    partial_group = Group("t", [other, failed])
+    empty = msgspec.structs.replace(failed, nodes=[], calls=[], traces=[], stats=Stats())
+    made = rollouts([partial_group, Group("u", [empty]), Group("v", [])], num_generations=3, fill=True)
+    assert made["session_id"] == ["t.0", "t.1", "t.2", "u.0", "u.1", empty.session_id, "v.0", "v.1", "v.2"]
+    assert made["completion_ids"] == [[10], [10, 1], [10, 2], *[[0]] * 6]
+    assert made["prompt_ids"] == [*[[1, 2, 3]] * 3, *[[0]] * 6]
+    assert made["env_mask"] == [[0], [1, 1], [1, 1], *[[0]] * 6]
+    assert made["logprobs"] == [[0.0], [-0.5, -0.25], [-0.5, -0.25], *[[0.0]] * 6]
+    assert made["reward"] == [None, 0.0, None, *[None] * 6]
+
+
+@given(groups(), strategies.integers(1, 8))
+def test_filled_groups_have_the_size_that_trl_takes_and_train_what_unfilled_ones_do(group: Group, size: int) -> None:
+    size += len(group.trajectories)
+    group = Group(group.task_id, [one for one in group.trajectories if len(one.traces) < 2])
+    made = rollouts([group], num_generations=size, fill=True)
+    assert {len(column) for column in made.values()} == {size}
+    for ids, mask, logprobs in zip(made["completion_ids"], made["env_mask"], made["logprobs"], strict=True):
+        assert len(ids) == len(mask) == len(logprobs) > 0
+    trained = sum(map(sum, made["env_mask"]))
+    alone = [
+        rollouts([Group("t", [one])], num_generations=1) for one in group.trajectories if one.stats.trainable_tokens
+    ]
+    assert trained == sum(sum(row["env_mask"][0]) for row in alone)
 
 
 def test_a_row_is_of_no_known_version_if_one_of_its_calls_is(unknown: Trajectory) -> None:

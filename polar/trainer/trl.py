@@ -1,0 +1,303 @@
+"""TRL's GRPOTrainer trains on Polar's sessions: a `rollout_func` whose rollouts are tasks, and TRL's weight sync through the fleet.
+
+    rollouts = rollout_func(task, served_folder(folder, [url]), run="r1")
+    trainer = GRPOTrainer(model, rollouts.reward, args=config, train_dataset=prompts, rollout_func=rollouts)
+    with rollouts.of(trainer):
+        trainer.train(resume_from_checkpoint=last_checkpoint(config.output_dir))
+
+Made for trl 1.16.0 (`trl/trainer/grpo_trainer.py`). Before a step's rollouts TRL calls its weight sync: the fleet pauses, vLLM gets the
+weights, and their version, which is TRL's global step, is published. Then the function submits one task per prompt with `num_generations`
+samples and returns the sessions of its group.
+
+Invariant: TRL's checkpoint holds the position in the log beside the weights, and a task's id follows from the step and the prompt. A
+process that resumes from a checkpoint trains on each session once, wherever the process before it was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+from polar.client import Client
+from polar.fleet import Fleet, Publication
+from polar.trainer.exporters import trl as exporter
+from polar.trainer.exporters.segments import Branches
+from polar.trainer.groups import Group
+from polar.trainer.loop_thread import LoopThread
+from polar.trainer.requested_groups import RequestedGroups
+from polar.trainer.sampling_expectation import expect
+from polar.trainer.staleness import Staleness
+from polar.trainer.trl_settings import check, check_saves, last_checkpoint
+from topics.environment.settings import Settings, load
+from topics.types.errors import InputError, NotReadyError
+from topics.types.task import TaskRequest, parse
+
+try:
+    from accelerate.utils import broadcast_object_list, gather_object
+    from transformers import TrainerCallback
+    from transformers.trainer_callback import ExportableState
+    from trl.distributed import DistributedBackend
+    from trl.generation.vllm_generation import VLLMGeneration
+except ImportError as error:
+    raise ImportError(f"polar.trainer.trl needs trl 1.16.0: pip install trl==1.16.0 ({error})") from None
+
+__all__ = ["last_checkpoint", "rollout_func"]
+
+OURS = ("task_id", "num_samples", "mode", "run")
+"""Fields of a task that follow from TRL's configuration."""
+RUN = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+"""Names of runs: a task's id begins with its run's name."""
+DIGEST = 8
+"""Hexadecimal digits of a task's hash in its id: another prompt at the same place of a step is another task."""
+SCALARS = ("polar/null_rewards", "polar/tokens_left_out", "polar/rollout_seconds", "polar/groups_left_out")
+"""What `reward` adds to TRL's log, a step: samples without a reward, sampled tokens of traces that aren't trained, the time from the
+submission to the last group, and groups that were dropped or that nobody requested."""
+
+Mode = Literal["train", "eval"]
+
+
+class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """A `rollout_func`, and the callback that keeps its position in TRL's checkpoints. Used inside `of`."""
+
+    def __init__(
+        self,
+        task: Callable[[str], Mapping[str, Any]],
+        push: Callable[[Mapping[str, Any], int], None],
+        *,
+        run: str,
+        data: str | Path | None = None,
+        settings: Settings | None = None,
+        branches: Branches = "refuse",
+    ) -> None:
+        """`task`: the body of the task for a prompt of the dataset (docs/task.md), without `OURS`; equal for an equal prompt.
+
+        `push` gives the engine CPU tensors by name, and their version, while the fleet is paused (`vllm_weights.served_folder`). `run`: a
+        name for this training, which its tasks and trajectories carry; another training needs another name. `data`, `settings`: as for
+        `TrajectoryConsumer`. `branches`: what to do with a session of several traces, of which TRL trains one. Raises InputError.
+        """
+        if re.fullmatch(RUN, run) is None:
+            raise InputError("run", run, f"must match {RUN}")
+        self._task, self._push, self._run, self._branches = task, push, run, branches
+        self._settings = settings or load(None if data is None else Path(data))
+        self._connection: _Connection | None = None
+        self._call = -1, "", 0
+        """Step, mode and number of the current call."""
+        self._scalars: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, trainer: Any) -> Iterator[None]:
+        """Attach this to the GRPOTrainer that has it as its `rollout_func`, and connect to Polar until the block's end.
+
+        Raises InputError for a configuration that would train on other tokens than were sampled, or couldn't resume. Raises NotReadyError.
+        """
+        check(trainer)
+        # What GRPOTrainer's constructor does for use_vllm=True, with our weight sync instead of one that needs CUDA and NCCL.
+        trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, _Sync(trainer, self._sync), -1
+        trainer.add_callback(self)
+        if not trainer.accelerator.is_main_process:
+            yield
+            return
+        with _Connection(self._settings, self._run) as connection:
+            self._connection = connection
+            try:
+                yield
+            finally:
+                self._connection = None
+
+    def reward(
+        self,
+        reward: list[float | None],
+        session_id: list[str],
+        log_metric: Callable[[str, float], None],
+        log_extra: Callable[[str, list[Any]], None],
+        **_: Any,
+    ) -> list[float | None]:
+        """The reward function: the sessions' rewards. TRL leaves a None out of its baseline. TRL's logs get `SCALARS` and the sessions."""
+        for name, value in self._scalars.items():
+            log_metric(name, value)
+        log_extra("session_id", session_id)
+        return reward
+
+    def state(self) -> dict[str, Any]:
+        """What TRL's checkpoint keeps: the positions after the groups that were returned."""
+        kept = (
+            {}
+            if self._connection is None
+            else {mode: one.state_dict() for mode, one in self._connection.requested.items()}
+        )
+        return {"args": {}, "attributes": {"run": self._run, **kept}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Resume from the checkpoint that was loaded. Raises InputError for a checkpoint of another run."""
+        del control
+        check_saves(args, state.save_steps)
+        if state.global_step == 0 or self._connection is None:
+            return
+        kept = (state.stateful_callbacks.get(type(self).__name__) or {}).get("attributes", {})
+        if kept.get("run") != self._run:
+            raise InputError(
+                "run", self._run, f"the checkpoint is of the run {kept.get('run')!r}; resume under its name"
+            )
+        for mode, one in self._connection.requested.items():
+            one.load_state_dict(kept[mode])
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """The rows of these prompts, this process's slice; the main process collects all. Raises as `RequestedGroups.groups` does."""
+        mode: Mode = "train" if trainer.model.training else "eval"
+        samples = trainer.num_generations if mode == "train" else trainer.num_generations_eval
+        every: list[Any] = gather_object(prompts)
+        found: list[Any] = [None]
+        if trainer.accelerator.is_main_process:
+            found = [self._rows(every[::samples], samples, mode, trainer)]
+        rows, self._scalars = broadcast_object_list(found, from_process=0)[0]
+        begin = trainer.accelerator.process_index * len(prompts)
+        return {name: column[begin : begin + len(prompts)] for name, column in rows.items()}
+
+    def _rows(
+        self, prompts: Sequence[Any], samples: int, mode: Mode, trainer: Any
+    ) -> tuple[dict[str, list[Any]], dict[str, float]]:
+        if self._connection is None:
+            raise RuntimeError("rollouts are made inside `with rollouts.of(trainer):`")
+        step = trainer.state.global_step
+        last_step, last_mode, number = self._call
+        self._call = step, mode, number + 1 if (last_step, last_mode) == (step, mode) else 0
+        requests = [
+            self._request(prompt, samples, mode, f"{step}-{self._call[2]}-{at}", trainer.args.temperature)
+            for at, prompt in enumerate(prompts)
+        ]
+        began, requested = time.monotonic(), self._connection.requested[mode]
+        left_out = requested.counts.total()
+        is_current = Staleness(self._connection.current, limit=0)
+        groups = self._connection.thread.call(requested.groups(requests, is_current))
+        if mode == "train":
+            groups = [_as_expected(group, trainer.args.temperature) for group in groups]
+        rows = exporter.rollouts(groups, num_generations=samples, branches=self._branches, fill=True)
+        # Its advantage is 0, but TRL divides the loss by the number of unmasked tokens.
+        rows["env_mask"] = [
+            mask if reward is not None else [0] * len(mask)
+            for mask, reward in zip(rows["env_mask"], rows["reward"], strict=True)
+        ]
+        sampled = sum(
+            one.stats.trainable_tokens for group in groups for one in group.trajectories if one.reward is not None
+        )
+        values = (
+            rows["reward"].count(None),
+            sampled - sum(map(sum, rows["env_mask"])),
+            time.monotonic() - began,
+            requested.counts.total() - left_out,
+        )
+        return rows, dict(zip(SCALARS, map(float, values), strict=True))
+
+    def _request(self, prompt: Any, samples: int, mode: Mode, place: str, temperature: float) -> TaskRequest:
+        """The task of a prompt. Raises InputError."""
+        if not isinstance(prompt, str):
+            raise InputError(
+                "prompt", prompt, "must be text: the dataset's column `prompt` names the task, messages are Polar's"
+            )
+        body = dict(self._task(prompt))
+        if found := [name for name in OURS if name in body]:
+            raise InputError(found[0], body[found[0]], "follows from TRL's configuration; leave it out of the task")
+        sampling = {"temperature": temperature, **body.get("sampling", {})}
+        if mode == "train" and sampling["temperature"] != temperature:
+            reason = f"must be GRPOConfig.temperature, which is {temperature:g}; leave it out of the task"
+            raise InputError("sampling.temperature", sampling["temperature"], reason)
+        body |= {"num_samples": samples, "mode": mode, "run": self._run, "sampling": sampling}
+        task = parse({**body, "task_id": self._run})
+        digest = hashlib.sha256(task.canonical()).hexdigest()[:DIGEST]
+        task_id = f"{self._run}-{'' if mode == 'train' else 'eval-'}{place}-{digest}"
+        return task.model_copy(update={"task_id": task_id})
+
+    def _sync(self, tensors: Mapping[str, Any], version: int) -> None:
+        assert self._connection is not None, "in `of`"
+        self._connection.thread.call(self._connection.sync(self._push, tensors, version))
+
+
+rollout_func = PolarRollouts
+
+
+class _Connection:
+    """One process's connection to Polar, on an event loop in a thread of its own: TRL is synchronous."""
+
+    def __init__(self, settings: Settings, run: str) -> None:
+        self.thread = LoopThread("trl")
+        self._fleet, self._table = Fleet(settings), Client(settings).table()
+        self.requested: dict[Mode, RequestedGroups] = {
+            "train": RequestedGroups(settings, self._table, run=run),
+            "eval": RequestedGroups(settings, self._table, run=run, topic="eval"),
+        }
+        self._publication: Publication | None = None
+        self._stack = AsyncExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            self.thread.call(self._enter())
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.call(self._stack.aclose())
+        self.thread.stop()
+
+    async def _enter(self) -> None:
+        parts: list[AbstractAsyncContextManager[Any]] = [self._fleet, self._table, *self.requested.values()]
+        for each in parts:
+            await self._stack.enter_async_context(each)
+
+    def current(self) -> Publication:
+        """The publication of the weights that the engine has. Raises NotReadyError before the first."""
+        if self._publication is None:
+            raise NotReadyError(
+                "TRL asked for rollouts before it synced weights: use trl 1.16.0, which this was made for"
+            )
+        return self._publication
+
+    async def sync(
+        self, push: Callable[[Mapping[str, Any], int], None], tensors: Mapping[str, Any], version: int
+    ) -> None:
+        """Give the engine the weights and publish their version. Raises FleetError, and what `push` does."""
+        # A predecessor may have died in a pause of its own, or have published versions that no checkpoint has.
+        is_first = self._publication is None
+        async with self._fleet.paused(force=is_first) as pause:
+            await asyncio.to_thread(push, tensors, version)
+            self._publication = await pause.publish(version, force=is_first)
+
+
+class _Sync(VLLMGeneration):  # type: ignore[misc]
+    """What TRL calls for its weight sync. Its `_iter_named_params` gathers sharded parameters and merges adapters."""
+
+    def __init__(self, trainer: Any, push: Callable[[Mapping[str, Any], int], None]) -> None:
+        # Without the base's __init__, which connects to a vLLM server by NCCL.
+        self.accelerator, self._dist = trainer.accelerator, DistributedBackend(trainer.accelerator)
+        self._trainer, self._push = trainer, push
+
+    @property
+    def model(self) -> Any:
+        """The trainer's model, which FSDP replaces after this was made."""
+        return self._trainer.model
+
+    def sync_weights(self) -> None:
+        """Push the model's weights as the version `global_step`."""
+        tensors = {}
+        for name, tensor in self._iter_named_params():  # every process must iterate
+            if self.accelerator.is_main_process:
+                tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        if self.accelerator.is_main_process:
+            self._push(tensors, self._trainer.state.global_step)
+        self.accelerator.wait_for_everyone()
+
+
+def _as_expected(group: Group, temperature: float) -> Group:
+    """The group without samples whose log-probabilities TRL can't compute; their slots are filled."""
+    rule = expect(temperature=temperature, logprobs="processed", otherwise_plain=True)
+    return rule(group, Counter()) or msgspec.structs.replace(group, trajectories=[])
