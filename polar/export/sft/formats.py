@@ -5,7 +5,6 @@ Equal rows give equal bytes. A column is only ever added.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,20 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polar.export.sft.examples import Example
+from polar.export.sft.layout import Layout
 
 GROUP_TOKENS = 4_000_000
 """Most tokens of a Parquet row group: about 40 MB in memory."""
-
-
-class Format(StrEnum):
-    MESSAGES = "messages"
-    TOKENS = "tokens"
-    PARQUET = "parquet"
-
-    @property
-    def suffix(self) -> str:
-        """Of its files' names."""
-        return "parquet" if self is Format.PARQUET else "jsonl"
 
 
 class RowFile(Protocol):
@@ -40,17 +29,17 @@ class RowFile(Protocol):
         """Write what is left. Raises OSError."""
 
 
-def opened(path: Path, layout: Format) -> RowFile:
+def opened(path: Path, layout: Layout) -> RowFile:
     """A new file. Raises OSError."""
-    return _ParquetFile(path) if layout is Format.PARQUET else _JsonFile(path, layout)
+    return _ParquetFile(path) if layout is Layout.PARQUET else _JsonFile(path, layout)
 
 
 class _JsonFile:
     """A line of JSON per row."""
 
-    def __init__(self, path: Path, layout: Format) -> None:
+    def __init__(self, path: Path, layout: Layout) -> None:
         self._file = path.open("wb")
-        self._fields = _messages if layout is Format.MESSAGES else _tokens
+        self._fields = _messages if layout is Layout.MESSAGES else _tokens
 
     def add(self, example: Example) -> None:
         self._file.write(msgspec.json.encode(self._fields(example) | _names(example)) + b"\n")
