@@ -145,7 +145,7 @@ def test_a_cap_takes_the_best(data: Path, tmp_path: Path) -> None:
     assert "2 cap" in notes, "the duplicate of a capped session is capped, too"
 
 
-@pytest.mark.parametrize("layout", ["messages", "tokens", "parquet"])
+@pytest.mark.parametrize("layout", ["messages", "parquet"])
 def test_two_exports_are_equal_also_over_an_interrupted_one(
     data: Path, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
