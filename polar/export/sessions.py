@@ -8,7 +8,7 @@ which is at most PORTION_TOKENS tokens or one session.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -66,7 +66,7 @@ class Finished:
     """Tokens of its longest trace; 0: it has none."""
     repository: str | None
     """The first of REPOSITORY in the task's metadata; None: it has none of them."""
-    artifacts: frozenset[str]
+    artifacts: Collection[str]
     """Names, such as `patch` or `evaluation_output`."""
 
 
@@ -111,12 +111,12 @@ def select(reader: Reader, selection: Selection) -> list[Finished]:
             lengths AS (SELECT session_id, max(tokens) AS longest FROM traces GROUP BY session_id)
         SELECT
             session_id, task_id, sample_index, status, reward, traces, tokens, trainable_tokens,
-            coalesce(longest, 0) AS longest, coalesce({repository}) AS repository, map_keys(artifacts) AS artifacts
+            coalesce(longest, 0) AS longest, coalesce({repository}) AS repository, coalesce(map_keys(artifacts), []) AS artifacts
         FROM trajectories JOIN kept USING (session_id) LEFT JOIN lengths USING (session_id)
         WHERE {" AND ".join(_conditions(selection))}
         ORDER BY task_id, sample_index
     """  # noqa: S608 - quoted, and only reads are run
-    return [Finished(*values, frozenset(artifacts or ())) for *values, artifacts in reader.ask(sql).rows()]
+    return [Finished(*row) for row in reader.ask(sql).rows()]
 
 
 def read(reader: Reader, wanted: Iterable[Finished]) -> Iterator[ExportedSession]:
