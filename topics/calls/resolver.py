@@ -80,6 +80,8 @@ class Resolver:
         self._calls: dict[str, _Known] = {}
         self._messages: Conversations[msgspec.Raw] = Conversations()
         self._answered: set[str] = set()
+        self._tools: dict[str, bytes] = {}
+        """JSON of the tools of each call that was offered any."""
 
     def add(self, call: Completion) -> None:
         """Add a call, unless its id is known.
@@ -95,6 +97,9 @@ class Resolver:
             self._answered.add(call.call_id)
             messages.append(msgspec.Raw(call.answer))
         self._messages.add(call.call_id, messages)
+        tools = self._tools.get(call.messages.base or "") if call.tools is None else call.tools
+        if tools is not None:
+            self._tools[call.call_id] = tools
 
     def prompt(self, call_id: str) -> Ids:
         """The whole prompt, int32 [n]. Raises KeyError for a call that wasn't added."""
@@ -106,6 +111,10 @@ class Resolver:
         """All canonical messages of the request, decoded. Raises KeyError for a call that wasn't added."""
         whole = self._messages.whole(call_id)
         return [msgspec.json.decode(message) for message in (whole[:-1] if call_id in self._answered else whole)]
+
+    def tools(self, call_id: str) -> list[Any]:
+        """The definitions of the tools that the request offers, decoded."""
+        return msgspec.json.decode(self._tools.get(call_id, b"[]"), type=list[Any])
 
     def _known(self, call: Completion) -> _Known:
         """Raises BaseMissingError, and DeltaError where the delta or the prompt's last hash link doesn't fit."""

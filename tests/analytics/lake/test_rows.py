@@ -16,14 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analytics.lake import files, rows
+from analytics.lake import files, records, rows
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
 from tests.topics.specimens import any_of, full, tag
 from topics import completions, events
 from topics.completions import Disowned, RefusedRequest
 from topics.types.completion import (
-    CallError,
     CallOutcome,
     Completion,
     Medium,
@@ -137,48 +136,7 @@ def test_a_call_can_be_made_again_from_its_row(
     assert row["task_id"] == call.session_id.rpartition(".")[0]
     assert row["prompt_tokens"] == shared + len(rest) // 4
     assert row["sampled_tokens"] == len(sampled) // 4
-    assert call_of(row) == call
-
-
-def call_of(row: Row) -> Completion:
-    """A call from its row alone: what rebuilding needs."""
-    plain = {name: row[name] for name in Completion.__struct_fields__ if name in row}
-    made = {
-        "outcome": CallOutcome(row["outcome"]),
-        "received_at": milliseconds(row["received_at"]),
-        "completed_at": milliseconds(row["completed_at"]),
-        "prompt": TokenDelta(pack_ids(row["prompt_rest"]), row["shared_tokens"], row["base"], row["prompt_chain"]),
-        "messages": MessageDelta(row["messages_rest"].encode(), row["messages_shared"], row["messages_base"]),
-        "sampled": pack_ids(row["sampled"]),
-        "logprobs": pack_logprobs(row["logprobs"]),
-        "answer": (row["answer"] or "").encode(),
-        "tools": None if row["tools"] is None else row["tools"].encode(),
-        "sampling": sampling_of(row),
-        "policy_spans": spans_of(row),
-        "media": media_of(row),
-        "error": None,
-    }
-    if row["error_code"] is not None:
-        made["error"] = CallError(row["error_code"], row["error_message"], row["error_status"])
-    return Completion(**plain | made)
-
-
-def sampling_of(row: Row) -> Sampling:
-    plain = {name: row[name] for name in Sampling.__struct_fields__}
-    return Sampling(**plain | {"logit_bias": json.loads(row["logit_bias"] or "{}")})
-
-
-def spans_of(row: Row) -> list[PolicySpan]:
-    pairs = zip(row["policy_spans"], row["span_publications"], strict=True)
-    return [PolicySpan(**span, publication=publication) for span, publication in pairs]
-
-
-def media_of(row: Row) -> list[Medium]:
-    return [] if row["media"] is None else msgspec.json.decode(row["media"], type=list[Medium])
-
-
-def milliseconds(at: datetime) -> int:
-    return (at - EPOCH) // timedelta(milliseconds=1)
+    assert records.completion(row) == call
 
 
 TRAJECTORY = Trajectory(
@@ -222,57 +180,13 @@ TRAJECTORY = Trajectory(
 def test_a_trajectory_is_in_four_tables_whole(tmp_path: Path) -> None:
     read = stored(TRAJECTORY, tmp_path, "eval")
     (whole,) = read["trajectories"]
-    assert trajectory_of(whole, read) == msgspec.structs.replace(
+    assert records.trajectory(
+        whole, read["trajectory_calls"], read["nodes"], read["traces"]
+    ) == msgspec.structs.replace(
         TRAJECTORY, calls=[TRAJECTORY.calls[0], msgspec.structs.replace(TRAJECTORY.calls[1], completed_at=0)]
     ), "an instant past the year 9999 is null"
     assert [(row["tokens"], row["trainable_tokens"], row["calls"]) for row in read["traces"]] == [(6, 2, 1), (8, 3, 2)]
     assert [row["call_id"] for row in read["nodes"]] == [None, "c0", "c0", None, "c1"]
-
-
-def trajectory_of(whole: Row, read: dict[str, list[Row]]) -> Trajectory:
-    """A trajectory from its rows alone."""
-
-    def part(of: Any, row: Row, **more: object) -> Any:
-        return of(**{name: row[name] for name in of.__struct_fields__ if name in row} | more)
-
-    def error(row: Row) -> SessionError:
-        return SessionError(**{name: row[f"error_{name}"] for name in SessionError.__struct_fields__})
-
-    called = {row["call_id"]: row["call"] for row in read["trajectory_calls"]}
-    made: Trajectory = part(
-        Trajectory,
-        whole,
-        status=Status(whole["status"]),
-        error=error(whole),
-        metadata=whole["metadata"].encode(),
-        stats=part(Stats, whole),
-        accounting=part(Accounting, whole),
-        nodes=[
-            part(
-                Node,
-                row,
-                tokens=pack_ids(row["tokens"]),
-                logprobs=None if row["logprobs"] is None else pack_logprobs(row["logprobs"]),
-                call=None if row["call_id"] is None else called[row["call_id"]],
-                media=media_of(row),
-            )
-            for row in read["nodes"]
-        ],
-        calls=[
-            part(
-                Call,
-                row,
-                parent=row["parent_id"],
-                received_at=milliseconds(row["received_at"]),
-                completed_at=milliseconds(row["completed_at"] or EPOCH),
-                sampling=msgspec.json.decode(row["sampling"], type=Sampling),
-                policy_spans=spans_of(row),
-            )
-            for row in read["trajectory_calls"]
-        ],
-        traces=[part(Trace, row) for row in read["traces"]],
-    )
-    return made
 
 
 def test_what_was_rebuilt_has_no_rows_beside_those_of_the_same_sessions() -> None:
