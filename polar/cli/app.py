@@ -11,6 +11,7 @@ from polar.cli import (
     cancel,
     dead_letters,
     doctor,
+    export,
     fleet,
     keys,
     process,
@@ -63,6 +64,7 @@ for command in (
     rebuild.rebuild, verify.verify, sql.sql, worker.worker, proxy.proxy,
 ):  # fmt: skip
     app.command()(command)
+app.add_typer(export.app, name="export")
 app.add_typer(keys.app, name="keys")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(session.app, name="session")

@@ -60,6 +60,10 @@ class Finished:
     traces: int
     tokens: int
     """In its token tree, each once."""
+    trainable_tokens: int
+    """Of `tokens`."""
+    longest_trace: int
+    """Tokens of its longest trace; 0: it has none."""
     repository: str | None
     """The first of REPOSITORY in the task's metadata; None: it has none of them."""
     artifacts: frozenset[str]
@@ -102,11 +106,13 @@ def select(reader: Reader, selection: Selection) -> list[Finished]:
     """The selected sessions, by task id and sample index. Raises as `Reader.ask`: InputError for a wrong `where`."""
     repository = ", ".join(f"json_extract_string(metadata, '$.{path}')" for path in REPOSITORY)
     sql = f"""
-        WITH kept AS (SELECT session_id, output FROM lake.trajectories {NEWEST})
+        WITH
+            kept AS (SELECT session_id, output FROM lake.trajectories {NEWEST}),
+            lengths AS (SELECT session_id, max(tokens) AS longest FROM traces GROUP BY session_id)
         SELECT
-            session_id, task_id, sample_index, status, reward, traces, tokens, coalesce({repository}) AS repository,
-            map_keys(artifacts) AS artifacts
-        FROM trajectories JOIN kept USING (session_id)
+            session_id, task_id, sample_index, status, reward, traces, tokens, trainable_tokens,
+            coalesce(longest, 0) AS longest, coalesce({repository}) AS repository, map_keys(artifacts) AS artifacts
+        FROM trajectories JOIN kept USING (session_id) LEFT JOIN lengths USING (session_id)
         WHERE {" AND ".join(_conditions(selection))}
         ORDER BY task_id, sample_index
     """  # noqa: S608 - quoted, and only reads are run
