@@ -1,9 +1,9 @@
 """Sessions as ATIF documents: the Agent Trajectory Interchange Format, version 1.8.
 
-Pure; the format is described in rfcs/0001-trajectory-format.md of github.com/harbor-framework/harbor. The document of a session is its main
-conversation. Its other conversations are embedded as `subagent_trajectories`, and the step after which one began refers to it. Each answered
-call is one agent step with the token ids and logprobs of the trajectory's token tree. What ATIF has no field for is in `extra`, by the
-names that Polar's own records use.
+Pure; the format is described in rfcs/0001-trajectory-format.md of github.com/harbor-framework/harbor. The document of a session is its
+main conversation. Its other conversations are embedded as `subagent_trajectories`, and the step after which one began refers to it. Each
+answered call is one agent step with the token ids and logprobs of the trajectory's token tree. What ATIF has no field for is in `extra`,
+by the names that Polar's own records use.
 """
 
 from __future__ import annotations

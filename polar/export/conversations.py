@@ -1,8 +1,8 @@
 """A session's calls as conversations, by their messages: the order in which a person or another system reads them.
 
 Pure. Each call is one turn of one conversation. A call continues a conversation if its messages begin with all messages of that
-conversation's last call and its answer, and both have the same kind. Otherwise it begins a conversation of its own: a sub-agent, a side call,
-a history that the harness rewrote, a second answer to one prompt. A call whose messages aren't known is alone.
+conversation's last call and its answer, and both have the same kind. Otherwise it begins a conversation of its own: a sub-agent, a side
+call, a history that the harness rewrote, a second answer to one prompt. A call whose messages aren't known is alone.
 """
 
 from __future__ import annotations
