@@ -99,9 +99,7 @@ def inspect_eval(
 def _read(
     reader: Reader, missing: Sequence[Finished], total: int, on_progress: OnProgress
 ) -> Iterator[ExportedSession]:
-    done = total - len(missing)
-    on_progress(done, total)
-    for number, session in enumerate(sessions.read(reader, missing), done + 1):
+    for number, session in enumerate(sessions.read(reader, missing), total - len(missing) + 1):
         yield session
         on_progress(number, total)
 

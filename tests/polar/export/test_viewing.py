@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -13,43 +12,25 @@ from typer.testing import CliRunner
 from polar.cli import app
 from polar.cli.exits import Exit
 from polar.export import viewing
-from tests.polar.export.talks import turns, write
-from topics.environment.settings import Settings
-from topics.types.errors import Kind, SessionError
-from topics.types.session import Accounting, Status
-
-LOST = SessionError("run", Kind.INFRA, "lost", "its worker died")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """A data folder whose lake has four sessions of two tasks."""
-    folder = tmp_path / ".polar"
-    accounting = Accounting(init_ms=2000, run_ms=10_000, evaluate_ms=3000)
-    talks = [
-        turns("a.0", reward=1.0, num_samples=2, run="night", accounting=accounting, reward_reason="3 of 3 tests"),
-        turns("a.1", reward=0.0, num_samples=2, run="night", first=200),
-        turns("b.0", 1, reward=None, run="night", status=Status.FAILED, error=LOST, first=300),
-        turns("b.1", 0, reward=None, run="night", status=Status.CANCELLED),
-    ]
-    write(Settings(data=folder), talks)
-    return folder
-
-
-def export(*arguments: str | Path) -> Any:
-    """What the command prints as JSON."""
-    done = CliRunner().invoke(app.app, ["export", *map(str, arguments), "--format", "json"], catch_exceptions=False)
-    assert done.exit_code == 0
-    return json.loads(done.stdout)
+from tests.polar.export.commands import export
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_document_for_each_session(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert export("atif", "--out", out, "--data", data) == {"path": str(out), "sessions": 4, "kept": 0}
+@pytest.fixture(scope="module")
+def exports(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an export in each form."""
+    folder = tmp_path_factory.mktemp("exports")
+    for form in ("atif", "harbor", "inspect"):
+        done = export(form, "--out", folder / form, "--run", "night", "--data", data)
+        assert (done["sessions"], done["kept"]) == (4, 0)
+    return folder
+
+
+def test_a_document_for_each_session(exports: Path) -> None:
+    out = exports / "atif"
     assert [*tree(out)] == ["a.0.json", "a.1.json", "b.0.json", "b.1.json"]
     steps = json.loads((out / "a.0.json").read_bytes())["steps"]
     assert [step["source"] for step in steps] == ["user", "agent", "user", "agent"]
@@ -64,25 +45,25 @@ def test_without_tokens_only_their_numbers_are_written(data: Path, tmp_path: Pat
     assert not {"prompt_token_ids", "completion_token_ids", "logprobs"} & metrics.keys()
 
 
-@pytest.mark.parametrize(("form", "gone"), [("atif", "b.0.json"), ("harbor", "night/b.0")])
-def test_an_interrupted_export_goes_on_and_makes_the_same_bytes(
-    data: Path, tmp_path: Path, form: str, gone: str
+@pytest.mark.parametrize(
+    ("form", "gone", "kept"), [("atif", "b.0.json", 3), ("harbor", "night/b.0", 3), ("inspect", "night.eval", 0)]
+)
+def test_an_interrupted_export_continues_and_makes_the_same_bytes(
+    data: Path, exports: Path, form: str, gone: str, kept: int
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    export(form, "--out", whole, "--run", "night", "--data", data)
-    export(form, "--out", cut, "--run", "night", "--data", data)
+    out = exports / form
+    whole = tree(out)
     # As a kill would leave it: one session is a draft, and the job's own files are missing.
-    (cut / gone).rename(cut / f"{gone}{viewing.DRAFT}")
+    (out / gone).rename(out / f"{gone}{viewing.DRAFT}")
     for name in ("config.json", "result.json"):
-        (cut / "night" / name).unlink(missing_ok=True)
-    done = export(form, "--out", cut, "--run", "night", "--data", data)
-    assert (done["sessions"], done["kept"]) == (4, 3)
-    assert tree(cut) == tree(whole)
+        (out / "night" / name).unlink(missing_ok=True)
+    done = export(form, "--out", out, "--run", "night", "--data", data)
+    assert (done["sessions"], done["kept"]) == (4, kept)
+    assert tree(out) == whole
 
 
-def test_a_job_has_its_trials_with_rewards_errors_and_times(data: Path, tmp_path: Path) -> None:
-    export("harbor", "--out", tmp_path, "--run", "night", "--data", data)
-    job = tmp_path / "night"
+def test_a_job_has_its_trials_with_rewards_errors_and_times(exports: Path) -> None:
+    job = exports / "harbor" / "night"
     stats = json.loads((job / "result.json").read_bytes())["stats"]
     assert (stats["n_completed_trials"], stats["n_errored_trials"], stats["n_cancelled_trials"]) == (4, 2, 1)
     (one,) = stats["evals"].values()
@@ -102,13 +83,8 @@ def test_a_job_has_its_trials_with_rewards_errors_and_times(data: Path, tmp_path
     assert document["session_id"] == "a.0"
 
 
-def test_a_log_has_a_sample_for_each_session_and_the_same_bytes_again(data: Path, tmp_path: Path) -> None:
-    done = export("inspect", "--out", tmp_path, "--run", "night", "--data", data)
-    assert done == {"path": str(tmp_path / "night.eval"), "sessions": 4, "kept": 0}
-    written = (tmp_path / "night.eval").read_bytes()
-    export("inspect", "--out", tmp_path, "--run", "night", "--data", data)
-    assert (tmp_path / "night.eval").read_bytes() == written
-    with ZipFile(tmp_path / "night.eval") as file:
+def test_a_log_has_a_sample_for_each_session(exports: Path) -> None:
+    with ZipFile(exports / "inspect" / "night.eval") as file:
         names = [name for name in file.namelist() if name.startswith("samples/")]
         assert names == [f"samples/{task}_epoch_{epoch}.json" for task in "ab" for epoch in (1, 2)]
         sample = json.loads(file.read(names[0]))
