@@ -5,15 +5,20 @@ Pure. It has no time and no place, so equal exports have equal cards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from polar.export.sft.acceptance import Refusal, Rules
 from polar.export.sft.layout import Layout
 from polar.export.sft.report import Report
 
 NO_REPOSITORY = "(none)"
-MESSAGES = "`messages` and `tools` are those of the trace's last call, with its answer, in the form of OpenAI's Chat Completions."
-TOKENS = "`input_ids` are the trace's tokens as the engine read and sampled them. `labels` has -100 for each token that the trace doesn't train."
+NAMES = {"session_id": "string", "task_id": "string", "trace_id": "string", "repository": "string", "reward": "float64"}
+MESSAGES: Mapping[str, str | list[str]] = {"messages": ["json"], "tools": ["json"], **NAMES}
+TOKENS: Mapping[str, str | list[str]] = {"input_ids": ["int32"], "labels": ["int32"], **NAMES}
+"""Columns with their types in `datasets`, a list's in brackets. Messages and tools have many forms, so their type is `json`; without it
+`datasets` would take the form of the first rows for that of all."""
+MESSAGES_DOC = "`messages` and `tools` are those of the trace's last call, with its answer, in the form of OpenAI's Chat Completions."
+TOKENS_DOC = "`input_ids` are the trace's tokens, as read and sampled by the engine. `labels` has -100 for each token that isn't trained."
 REASONS = {
     Refusal.UNREWARDED: "no reward",
     Refusal.REWARD: "reward below the minimum",
@@ -51,11 +56,15 @@ def _lines(report: Report, rules: Rules, layout: Layout, seed: int) -> Iterator[
     yield from ("---", "configs:", "- config_name: default", "  data_files:")
     for split in report.splits:
         yield from (f"  - split: {split}", f"    path: {split}.{layout.suffix}")
+    yield from ("dataset_info:", "  features:")
+    for name, kind in (MESSAGES if layout is Layout.MESSAGES else TOKENS).items():
+        yield f"  - name: {name}"
+        yield f"    list: {kind[0]}" if isinstance(kind, list) else f"    dtype: {kind}"
     yield from ("---", "", "# Accepted sessions of coding agents", "")
     tasks = f"{report.accepted_tasks:,} of {len(report.attempted_tasks):,} tasks have one"
     yield f"{accepted:,} of {attempted:,} sessions were accepted; {tasks}."
     yield "Written by `polar export sft`; a row is a trace of an accepted session that trains some of its tokens."
-    yield MESSAGES if layout is Layout.MESSAGES else TOKENS
+    yield MESSAGES_DOC if layout is Layout.MESSAGES else TOKENS_DOC
     yield "Rows are sorted by task, then by reward, highest first, then by sample."
     yield from ("", "## Rules", "", *(f"- {rule}" for rule in _rules(rules)))
     yield from ("", "## Acceptance", "")
