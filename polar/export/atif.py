@@ -242,12 +242,12 @@ def _answer(exported: ExportedCall, tokens: CallTokens | None) -> Json:
         ids = {
             "prompt_token_ids": tokens.prompt.tolist(),
             "completion_token_ids": tokens.sampled.tolist(),
-            "logprobs": tokens.logprobs.tolist(),
+            "logprobs": None if tokens.logprobs is None else tokens.logprobs.tolist(),
         }
     metrics = {
         "prompt_tokens": call.prompt_tokens,
         "completion_tokens": call.sampled_tokens,
-        **ids,
+        **_present(ids),
         "extra": _sampling(call, [] if tokens is None else tokens.uses),
     }
     return _present(

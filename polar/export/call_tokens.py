@@ -34,8 +34,8 @@ class CallTokens:
     """int32 [n]"""
     sampled: Ids
     """int32 [m], m > 0"""
-    logprobs: Logprobs
-    """float32 [m]"""
+    logprobs: Logprobs | None
+    """float32 [m]; None: the record's are not as many as the tokens, or not finite."""
     uses: list[Use]
     """Ascending, without gaps, over all of `sampled`; neighbours differ."""
 
@@ -64,9 +64,12 @@ def _tokens(trajectory: Trajectory, nodes: list[int], traces: dict[int, str]) ->
         else:
             uses.append(Use(start, end, trace, node.masked))
         start = end
+    sampled = unpack_ids(b"".join(node.tokens for node in own))
+    logprobs = np.concatenate([unpack_logprobs(node.logprobs or b"") for node in own])
+    is_usable = len(logprobs) == len(sampled) and bool(np.isfinite(logprobs).all())
     return CallTokens(
         prompt=unpack_ids(b"".join(trajectory.nodes[index].tokens for index in before)),
-        sampled=unpack_ids(b"".join(node.tokens for node in own)),
-        logprobs=np.concatenate([unpack_logprobs(node.logprobs or b"") for node in own]),
+        sampled=sampled,
+        logprobs=logprobs if is_usable else None,
         uses=uses,
     )

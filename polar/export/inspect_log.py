@@ -233,7 +233,7 @@ def _output(exported: ExportedCall, tokens: CallTokens | None) -> Json:
         "message": {"id": call.call_id, **_message(exported.answer), "model": call.model_served, "source": "generate"},
         "stop_reason": STOPS.get(call.finish_reason or "", UNKNOWN),
     }
-    if tokens is not None:
+    if tokens is not None and tokens.logprobs is not None:
         pairs = zip(tokens.sampled.tolist(), tokens.logprobs.tolist(), strict=True)
         choice["logprobs"] = {"content": [{"token": str(token), "logprob": logprob} for token, logprob in pairs]}
     return {
