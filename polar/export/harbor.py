@@ -78,7 +78,8 @@ def trial_result(trajectory: Trajectory, job: str) -> Json:
 
 def job_config(job: str, results: Iterable[Json]) -> Json:
     """A job's config.json, of its trials' results."""
-    agents, runs = set(), set()
+    agents: set[tuple[str, str | None]] = set()
+    runs: set[str] = set()
     for result in results:
         agents.add((result["agent_info"]["name"], result["config"]["agent"]["model_name"]))
         if result["source"] is not None:

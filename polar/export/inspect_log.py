@@ -261,7 +261,7 @@ def _content(message: Message) -> str | list[Json]:
     reasoning = message.get("reasoning")
     if isinstance(content, str) and not reasoning:
         return content
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else [*_parts(content)]
+    parts: list[Json] = [{"type": "text", "text": content}] if isinstance(content, str) else [*_parts(content)]
     return [*([{"type": "reasoning", "reasoning": reasoning}] if reasoning else []), *parts]
 
 

@@ -81,7 +81,8 @@ def inspect_eval(
     """Write the log `folder/name.eval`. Raises OSError, and as `Reader.ask`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.eval"
-    summaries, agents = [], set()
+    summaries: list[dict[str, Any]] = []
+    agents: set[str] = set()
     with ZipFile(_draft(path), "w") as file:
         for session in _read(reader, finished, len(finished), on_progress):
             sample = inspect_log.sample(session)

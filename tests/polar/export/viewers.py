@@ -60,10 +60,11 @@ def python312() -> str:
     if sys.version_info[:2] == (3, 12):
         return sys.executable
     root = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"
+    found = [str(python) for python in sorted(Path(root).glob("versions/3.12.*/bin/python"))]
     # A shim of pyenv may stand on PATH for a version that isn't chosen, and then doesn't run.
-    for python in (*sorted(Path(root).glob("versions/3.12.*/bin/python")), shutil.which("python3.12")):
+    for python in (*found, shutil.which("python3.12")):
         if python and subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0:
-            return str(python)
+            return python
     pytest.skip("Harbor needs Python 3.12, and none is on PATH or among pyenv's versions")
 
 
