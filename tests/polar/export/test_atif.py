@@ -26,7 +26,7 @@ def every_step(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def checked(session: ExportedSession) -> dict[str, Any]:
     """The document as a reader gets it, which the package accepts and writes unchanged."""
-    made = msgspec.json.decode(msgspec.json.encode(document(session)))
+    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document(session)))
     read = atif.Trajectory.model_validate(made)
     assert read.to_json_dict() == made
     return made

@@ -94,6 +94,6 @@ def test_inspect_bundles_and_reads_an_exported_log(data: Path, tmp_path: Path) -
     subprocess.run(command, env=variables, check=True)
     assert (tmp_path / "site" / "index.html").exists()
     assert (tmp_path / "site" / "logs" / "night.eval").exists()
-    reading = [sys.executable, "-c", READ, tmp_path / "logs" / "night.eval"]
+    reading: list[str | Path] = [sys.executable, "-c", READ, tmp_path / "logs" / "night.eval"]
     read = subprocess.run(reading, env=variables, check=True, capture_output=True, text=True).stdout
     assert sorted(read.splitlines()) == ["a 1 4 3 108 109", "a 2 4 3 208 209", "b 1 2 1 303 304", "b 2 0 0"]
