@@ -116,7 +116,7 @@ def select(reader: Reader, selection: Selection) -> list[Finished]:
         WHERE {" AND ".join(_conditions(selection))}
         ORDER BY task_id, sample_index
     """  # noqa: S608 - quoted, and only reads are run
-    return [Finished(*values, artifacts=frozenset(artifacts or ())) for *values, artifacts in reader.ask(sql).rows()]
+    return [Finished(*values, frozenset(artifacts or ())) for *values, artifacts in reader.ask(sql).rows()]
 
 
 def read(reader: Reader, wanted: Iterable[Finished]) -> Iterator[ExportedSession]:
