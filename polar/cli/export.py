@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from polar.cli import export_sft
+from polar.cli import export_sft, export_viewing
 
 app = typer.Typer(no_args_is_help=True, help="Write finished sessions as files for other programs.")
 app.command("sft")(export_sft.sft)
-
-
-@app.callback()
-def group() -> None:
-    # With a callback, typer keeps the subcommand's name even while there is only one.
-    pass
+app.command("atif")(export_viewing.atif)
+app.command("harbor")(export_viewing.harbor)
+app.command("inspect")(export_viewing.inspect)
