@@ -54,7 +54,10 @@ class Step:
     def ratios(self) -> NDArray[np.float32]:
         """float32 [trained tokens]: probability in the trainer over probability at sampling; 1 for the same weights."""
         pairs = zip(self.datums, self.logprobs, strict=True)
-        return np.exp(np.concatenate([(new - one.loss_fn_inputs["logprobs"])[one.trained] for one, new in pairs]))
+        found: NDArray[np.float32] = np.exp(
+            np.concatenate([(new - one.loss_fn_inputs["logprobs"])[one.trained] for one, new in pairs])
+        )
+        return found
 
     @property
     def loss(self) -> float:

@@ -63,8 +63,16 @@ def tinker_server(packages: Path, model: Path, folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [packages / "bin" / "uv", "run", "--no-project", "-m", "skyrl.tinker.api", "--backend", "jax"]
-    options = [
+    command: list[str | Path] = [
+        packages / "bin" / "uv",
+        "run",
+        "--no-project",
+        "-m",
+        "skyrl.tinker.api",
+        "--backend",
+        "jax",
+    ]
+    options: list[str | Path] = [
         "--host", "127.0.0.1", "--port", str(port), "--base-model", model, "--backend-config", json.dumps(BACKEND),
         "--database-url", f"sqlite:///{folder / 'tinker.db'}", "--checkpoints-base", folder / "checkpoints",
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tinker
+import tinker  # type: ignore[import-not-found] # it is in the environment of packages.py
 from numpy.typing import NDArray
 
 import polar
