@@ -71,5 +71,12 @@ def _is_whole(folder: Path) -> bool:
 
 def _build(python: str, folder: Path) -> None:
     subprocess.run([python, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip: list[str | Path] = [
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+    ]
     subprocess.run([*pip, "--no-deps", "--no-compile", "-r", PINS], check=True)

@@ -45,7 +45,7 @@ def test_each_rewarded_token_is_the_target_of_one_datum_and_nothing_else_weighs(
     assert sum(int(one.trained.sum()) for one in made) == sum(len(rewarded_tokens(group)) for group in batch)
     for one, row in zip(made, rows, strict=True):
         inputs = one.loss_fn_inputs
-        assert {len(array) for array in (one.tokens, one.mask, *inputs.values())} == {len(row) - 1}
+        assert {len(one.tokens), len(one.mask), *map(len, inputs.values())} == {len(row) - 1}
         assert [*one.tokens[:1], *inputs["target_tokens"]] == row.token_ids.tolist()
         assert one.tokens[1:] == inputs["target_tokens"][:-1].tolist()
         np.testing.assert_array_equal(inputs["logprobs"][one.trained], row.logprobs[row.loss_mask > 0])
