@@ -60,6 +60,10 @@ EXPECTED = {
             "[2, 2, 2] [1.0, 0.0, None]",
             "[(0, 1.0, 7), (0, -1.0, 7)]",
         ],
+        "Tinker": [
+            "[1, 2, 3, 10] [0.0, 0.0, 1.0, 1.0] [0.0, 0.0, 1.0, 1.0]",
+            "[1, 2, 3, 10] [0.0, 0.0, 1.0, 1.0] [0.0, 0.0, -1.0, -1.0]",
+        ],
     },
     # How these calls were sampled isn't recorded.
     "ratios.md": {"What to do": ["{'unknown_temperature_group': 1}"]},

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from polar.trainer import MediaReader, grpo
-from polar.trainer.exporters import nemo, prime_rl, skyrl, slime, trl, verl
+from polar.trainer.exporters import nemo, prime_rl, skyrl, slime, tinker, trl, verl
 from polar.trainer.groups import Group
 from topics.environment.blobs import FolderBlobs
 from topics.environment.settings import Settings
@@ -69,10 +69,21 @@ def test_slime_and_verl_get_them_in_the_order_of_the_row(seen: Group, load: Call
         lambda group: prime_rl.training_samples(group, env_name="e"),
         lambda group: nemo.results(group, task_index=0),
         lambda group: skyrl.generator_output([group]),
+        lambda group: tinker.datums([group]),
         lambda group: trl.rollouts([group], num_generations=3, branches="longest"),
         lambda group: trl.rollout_samples(group, group_id=0),
     ],
-    ids=["slime", "agent_loop_outputs", "data_proto", "prime_rl", "nemo", "skyrl", "rollouts", "rollout_samples"],
+    ids=[
+        "slime",
+        "agent_loop_outputs",
+        "data_proto",
+        "prime_rl",
+        "nemo",
+        "skyrl",
+        "tinker",
+        "rollouts",
+        "rollout_samples",
+    ],
 )
 def test_a_row_whose_images_would_be_lost_is_refused_by_name(seen: Group, export: Callable[[Group], object]) -> None:
     with pytest.raises(InputError, match=r"(?=.*t\.0)(?=.*images or sounds).*drop_media"):
