@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from polar.client import BODY_LIMIT, Client, SessionTable
+from polar.client import Client
 from polar.rest.answers import BodyError, answering, json_answer
 from polar.rest.callbacks import FORWARD_S, PATH, Callbacks
 from polar.rest.event_stream import EventBus
@@ -23,6 +23,8 @@ from polar.rest.fleet_routes import FleetRoutes
 from polar.rest.result_log import ResultLog
 from polar.rest.result_mapping import session_summary, task_document, task_summary
 from polar.rest.task_mapping import check_files, request_of
+from polar.table import SessionTable
+from polar.task_bodies import BODY_LIMIT
 from polar.uploads import Uploads
 from topics.environment import blob_store
 from topics.environment.settings import Settings

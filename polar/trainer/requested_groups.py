@@ -16,7 +16,8 @@ from typing import Any, Self
 
 import structlog
 
-from polar.client import Client, SessionTable, TaskRefusedError
+from polar.client import Client
+from polar.table import SessionTable, TaskRefusedError
 from polar.trainer.consumer import TrajectoryConsumer
 from polar.trainer.groups import Group, Rule
 from topics.environment.settings import Settings

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.vllm_cpu.packages import variables
 from examples.vllm_cpu.serve import PYTHON, ROOT
 from tests.polar.cli.commands import polar
 from tests.polar.export.talks import Talk, turns, write
-from tests.vllm.exporters.packages import packages, variables
+from tests.vllm.exporters.packages import packages
 from topics.environment.settings import Settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
