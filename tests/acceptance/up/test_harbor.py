@@ -18,14 +18,15 @@ import pytest
 
 from consumers.harnesses.base import harness_of
 from consumers.harnesses.cli import CliHarness
-from tests.acceptance.harbor import packages
 from tests.acceptance.up.running import Up, engine_record, environment
+from tests.installed import packages, python312
 from tests.waiting import until
 from topics.types.agent import AgentSpec
 
 pytestmark = [pytest.mark.hard, pytest.mark.timeout(1000)]
 
 ROOT = Path(__file__).parents[3]
+PINS = ROOT / "tests" / "acceptance" / "harbor" / "requirements.txt"
 JOB_S = 300.0
 BUILT_S = 60.0
 CALLED_S = 120.0
@@ -105,10 +106,8 @@ class Harbor:
 
 @pytest.fixture
 def harbor(up: Up, tmp_path: Path) -> Harbor:
-    python = packages.python()
-    if python is None:
-        pytest.skip("Harbor needs Python 3.12: python3.12 is neither on PATH nor one of pyenv's")
-    return Harbor(python, packages.packages(python), tmp_path, up.data)
+    python = python312("Harbor")
+    return Harbor(python, packages("harbor", PINS, python), tmp_path, up.data)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -13,11 +14,16 @@ from typing import Any
 
 import pytest
 
+from tests.installed import packages, python312
 from tests.polar.export.commands import export
-from tests.polar.export.viewers import HARBOR, INSPECT, python312
 from tests.waiting import until
 
 pytestmark = pytest.mark.hard
+
+HARBOR = "from harbor.cli.main import app; app()"
+HARBOR_PINS = Path(__file__).parents[2] / "acceptance" / "harbor" / "requirements.txt"
+INSPECT = "from inspect_ai._cli.main import main; main()"
+INSPECT_PINS = Path(__file__).with_name("inspect.txt")
 START_S = 120.0
 """Harbor imports for ten seconds on a busy machine."""
 READ = """
@@ -33,11 +39,11 @@ for sample in read_eval_log(sys.argv[1]).samples:
 @pytest.mark.timeout(600)
 def test_harbor_view_serves_an_exported_job(data: Path, tmp_path: Path) -> None:
     export("harbor", "--out", tmp_path / "jobs", "--run", "night", "--data", data)
-    python = python312()
+    python = python312("Harbor")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = HARBOR.command(python, "view", tmp_path / "jobs", "--port", str(port))
-    variables = HARBOR.variables(python, tmp_path)
+    command: list[str | Path] = [python, "-c", HARBOR, "view", tmp_path / "jobs", "--port", str(port)]
+    variables = _variables(packages("harbor", HARBOR_PINS, python), tmp_path)
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -65,6 +71,10 @@ def check_served(get: Callable[[str], Any], job: Path) -> None:
     assert get("/jobs/night/trials/a.0")["agent_execution"]["started_at"] == "2026-09-21T14:13:20Z"
 
 
+def _variables(packages: Path, home: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(packages), "HOME": str(home)}
+
+
 def _is_up(port: int, server: subprocess.Popen[bytes]) -> bool:
     assert server.poll() is None, "harbor view ended"
     try:
@@ -87,11 +97,9 @@ def _get(port: int, path: str) -> Any:
 @pytest.mark.timeout(600)
 def test_inspect_bundles_and_reads_an_exported_log(data: Path, tmp_path: Path) -> None:
     export("inspect", "--out", tmp_path / "logs", "--run", "night", "--data", data)
-    variables = INSPECT.variables(sys.executable, tmp_path)
-    command = INSPECT.command(
-        sys.executable, "view", "bundle", "--log-dir", tmp_path / "logs", "--output-dir", tmp_path / "site"
-    )
-    subprocess.run(command, env=variables, check=True)
+    variables = _variables(packages("inspect", INSPECT_PINS, sys.executable), tmp_path)
+    folders: list[str | Path] = ["--log-dir", tmp_path / "logs", "--output-dir", tmp_path / "site"]
+    subprocess.run([sys.executable, "-c", INSPECT, "view", "bundle", *folders], env=variables, check=True)
     assert (tmp_path / "site" / "index.html").exists()
     assert (tmp_path / "site" / "logs" / "night.eval").exists()
     reading: list[str | Path] = [sys.executable, "-c", READ, tmp_path / "logs" / "night.eval"]

@@ -6,31 +6,24 @@ The folder is named for the hash of `requirements.txt` and built by one process 
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from examples.vllm_cpu import install
 from examples.vllm_cpu.serve import ROOT
+from tests.installed import digest, python312
 from topics.environment import cache
 
 HERE = Path(__file__).parent
 PINS = HERE / "requirements.txt"
-NAME = f"tinker-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:12]}-py3.12"
-COMMAND = "python3.12"
+NAME = f"tinker-{digest(PINS)}-py3.12"
 
 
 def environment() -> Path:
     """The environment's folder, made now if it isn't there or isn't whole. Skips the test where there is no Python 3.12."""
-    found = next(_pythons(), None)
-    if found is None:
-        pytest.skip(f"SkyRL needs Python 3.12: there is no {COMMAND} on PATH or among pyenv's versions")
-    return cache.installed(NAME, lambda folder: _build(found, folder), whole=_is_whole, announce=print)
+    python = python312("SkyRL")
+    return cache.installed(NAME, lambda folder: _build(python, folder), whole=_is_whole, announce=print)
 
 
 def client_variables() -> dict[str, str]:
@@ -50,18 +43,6 @@ def server_variables(environment: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": "cpu",
     }
-
-
-def _pythons() -> Iterator[str]:
-    if (on_path := shutil.which(COMMAND)) is not None and _runs(on_path):
-        yield on_path
-    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    yield from map(str, sorted(root.glob(f"versions/3.12.*/bin/{COMMAND}")))
-
-
-def _runs(command: str) -> bool:
-    """A shim of pyenv's is on PATH, and fails, where the version isn't chosen."""
-    return subprocess.run([command, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
 def _is_whole(folder: Path) -> bool:
