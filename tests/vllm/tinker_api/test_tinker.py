@@ -134,7 +134,7 @@ class Training:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 def sampled(up: Up, seed: int) -> list[str]:
