@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import traceback
@@ -21,6 +22,8 @@ OPEN = ("/health", "/callbacks/group")
 """Paths without a token: liveness, and messages of our own webhooks, which are signed."""
 TOKEN_HEADER = "X-Polar-Control-Token"  # noqa: S105 - its name
 """NVIDIA's header, which its clients send if POLAR_CONTROL_PLANE_TOKEN is set."""
+BODY_S = 60.0
+"""For a request's body to arrive."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = structlog.get_logger(__name__)
@@ -39,6 +42,15 @@ class BodyError(Exception):
 
 def json_answer(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises BodyError if it doesn't arrive in time."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise BodyError(408, f"the request's body did not come whole within {BODY_S:g} s") from None
 
 
 def has_token(headers: Any, token: str) -> bool:
