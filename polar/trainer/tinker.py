@@ -190,9 +190,9 @@ async def load_adapter(vllm: Sequence[str], name: str, adapter: Path) -> None:
         except http_json.NoAnswerError as error:
             raise NotReadyError(f"{url} doesn't answer: {error}") from None
         if answer.status != 200:
-            said = answer.body.decode(errors="replace")[:500]
+            error_text = answer.body.decode(errors="replace")[:500]
             raise NotReadyError(
-                f"{url} doesn't load {adapter}: {answer.status} {said}; "
+                f"{url} doesn't load {adapter}: {answer.status} {error_text}; "
                 "start it with --enable-lora, a --max-lora-rank that fits, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             )
 
