@@ -318,7 +318,7 @@ def test_topics_of_one_s_own_are_faststream_s(offline: polar.Broker) -> None:
 async def test_messages_of_one_s_own_topics_keep_their_headers(offline: polar.Broker) -> None:
     got: list[Any] = []
 
-    @offline.subscriber("mine")
+    @offline.subscriber("mine")  # type: ignore[untyped-decorator] # FastStream's
     async def handle(body: Any, message: KafkaMessage) -> None:
         got.append((body, message.headers.get("origin"), message.correlation_id))
 
