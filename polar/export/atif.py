@@ -190,11 +190,11 @@ def _read(message: Message) -> Json:
         _observe(step, message)
         return step
     if message["role"] == "assistant":
-        return {"source": "agent", **_said(message)}
+        return {"source": "agent", **_assistant_fields(message)}
     return {"source": SOURCES.get(message["role"], "system"), "message": _content(message.get("content"))}
 
 
-def _said(message: Message) -> Json:
+def _assistant_fields(message: Message) -> Json:
     """The fields of an assistant's message."""
     calls = [_tool_call(call) for call in message.get("tool_calls") or ()]
     return _present(
@@ -234,9 +234,9 @@ def _observe(step: Json, message: Message) -> None:
 def _answer(exported: ExportedCall, tokens: CallTokens | None) -> Json:
     """The step of an answered call."""
     call, record = exported.call, exported.record
-    said = exported.answer
-    if said is None and record is not None and record.answer:
-        said = msgspec.json.decode(record.answer)
+    message = exported.answer
+    if message is None and record is not None and record.answer:
+        message = msgspec.json.decode(record.answer)
     ids: Json = {}
     if tokens is not None:
         ids = {
@@ -256,7 +256,7 @@ def _answer(exported: ExportedCall, tokens: CallTokens | None) -> Json:
             "source": "agent",
             "model_name": call.model_served,
             "reasoning_effort": None if record is None else record.reasoning_effort,
-            **({"message": ""} if said is None else _said(said)),
+            **({"message": ""} if message is None else _assistant_fields(message)),
             "metrics": metrics,
             "llm_call_count": 1,
             "extra": _placed(call),

@@ -53,10 +53,10 @@ def call_tokens(trajectory: Trajectory) -> dict[int, CallTokens]:
 def _tokens(trajectory: Trajectory, nodes: list[int], traces: dict[int, str]) -> CallTokens:
     """`nodes`: the call's, which lie one after another on one path."""
     before = path(trajectory, trajectory.nodes[nodes[0]].parent)
-    own = [trajectory.nodes[index] for index in nodes]
+    nodes_in_order = [trajectory.nodes[index] for index in nodes]
     uses: list[Use] = []
     start = 0
-    for index, node in zip(nodes, own, strict=True):
+    for index, node in zip(nodes, nodes_in_order, strict=True):
         end = start + count(node.tokens)
         trace = traces.get(index)
         if uses and (uses[-1].trace_id, uses[-1].masked) == (trace, node.masked):
@@ -64,8 +64,8 @@ def _tokens(trajectory: Trajectory, nodes: list[int], traces: dict[int, str]) ->
         else:
             uses.append(Use(start, end, trace, node.masked))
         start = end
-    sampled = unpack_ids(b"".join(node.tokens for node in own))
-    logprobs = np.concatenate([unpack_logprobs(node.logprobs or b"") for node in own])
+    sampled = unpack_ids(b"".join(node.tokens for node in nodes_in_order))
+    logprobs = np.concatenate([unpack_logprobs(node.logprobs or b"") for node in nodes_in_order])
     is_usable = len(logprobs) == len(sampled) and bool(np.isfinite(logprobs).all())
     return CallTokens(
         prompt=unpack_ids(b"".join(trajectory.nodes[index].tokens for index in before)),

@@ -42,8 +42,8 @@ class Conversation:
     @property
     def history(self) -> int:
         """Number of messages of the first prompt up to its last assistant message: they were said elsewhere."""
-        said = [at for at, message in enumerate(self.turns[0].added) if message["role"] == "assistant"]
-        return said[-1] + 1 if said else 0
+        answers = [at for at, message in enumerate(self.turns[0].added) if message["role"] == "assistant"]
+        return answers[-1] + 1 if answers else 0
 
 
 def conversations(calls: Iterable[ExportedCall]) -> list[Conversation]:

@@ -27,7 +27,10 @@ def reward(rewards: Mapping[str, float] | None, name: str = REWARD) -> float | N
     """The reward `name`, or the only one. None if the verifier gave none, or several others, or no finite number."""
     if not rewards or (name not in rewards and len(rewards) > 1):
         return None
-    value = float(rewards[name] if name in rewards else next(iter(rewards.values())))
+    try:
+        value = float(rewards[name] if name in rewards else next(iter(rewards.values())))
+    except OverflowError:  # an integer of more than 308 digits: an error here would stop Harbor's whole job
+        return None
     return value if math.isfinite(value) else None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import binascii
 import hmac
 import traceback
 from collections.abc import Awaitable, Callable
@@ -22,6 +22,8 @@ OPEN = ("/health", "/callbacks/group")
 """Paths without a token: liveness, and messages of our own webhooks, which are signed."""
 TOKEN_HEADER = "X-Polar-Control-Token"  # noqa: S105 - its name
 """NVIDIA's header, which its clients send if POLAR_CONTROL_PLANE_TOKEN is set."""
+BODY_S = 60.0
+"""For a request's body to arrive."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = structlog.get_logger(__name__)
@@ -42,6 +44,15 @@ def json_answer(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises BodyError if it doesn't arrive in time."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise BodyError(408, f"the request's body did not come whole within {BODY_S:g} s") from None
+
+
 def has_token(headers: Any, token: str) -> bool:
     """Whether a request has the token: as a bearer token, in NVIDIA's header, or as the password of a URL (Basic)."""
     scheme, _, credentials = headers.get("Authorization", "").partition(" ")
@@ -51,7 +62,7 @@ def has_token(headers: Any, token: str) -> bool:
     elif scheme.lower() == "basic":
         try:
             candidates.append(base64.b64decode(credentials, validate=True).decode().partition(":")[2])
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # no Base64, no ASCII, or no UTF-8 in it
             pass
     return any(hmac.compare_digest(one.encode(errors="replace"), token.encode()) for one in candidates)
 

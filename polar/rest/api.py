@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from polar.client import Client
-from polar.rest.answers import BodyError, answering, json_answer
+from polar.rest.answers import BodyError, answering, json_answer, read_body
 from polar.rest.callbacks import FORWARD_S, PATH, Callbacks
 from polar.rest.event_stream import EventBus
 from polar.rest.fleet_routes import FleetRoutes
@@ -32,8 +32,6 @@ from topics.types.errors import InputError
 from topics.types.session import SessionState, TaskState
 from topics.types.task import TaskRequest
 
-BODY_S = 60.0
-"""For a body to arrive."""
 SHOWN_S = 3.0
 """A webhook may be faster than this process' copy of the table; it waits for 15 s, of which the client has 10 s."""
 LISTED = 1000
@@ -62,7 +60,7 @@ class RestApi:
         self._http = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=FORWARD_S), cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
         )
-        self._callbacks = Callbacks(settings, self._http, self._task_result)
+        self._callbacks = Callbacks(settings, self._http, self._task_result, self._callback_url)
 
     def application(self, token: str) -> web.Application:
         app = web.Application(client_max_size=BODY_LIMIT, middlewares=[answering(token)])
@@ -90,11 +88,7 @@ class RestApi:
         return json_answer({"status": "ok"})
 
     async def _submit(self, request: web.Request) -> web.Response:
-        try:
-            async with asyncio.timeout(BODY_S):
-                received = await request.read()
-        except TimeoutError:
-            raise BodyError(408, f"the request's body did not come whole within {BODY_S:g} s") from None
+        received = await read_body(request)
         try:
             body = msgspec.json.decode(received)
         except msgspec.DecodeError as error:
@@ -200,6 +194,10 @@ class RestApi:
         if not await self._table.until(lambda: self._known(task_id) == "completed", SHOWN_S):
             raise BodyError(503, f"task {task_id} isn't finished in this server's copy of the table yet")
         return await self._document(task_id, is_status=False)
+
+    def _callback_url(self, task_id: str) -> str | None:
+        task = self._table.tasks.get(task_id)
+        return None if task is None or task.plan is None else task.plan.callback_url
 
     async def _document(self, task_id: str, *, is_status: bool) -> bytes:
         """A TaskStatus or TaskResult. Raises BodyError if the task is unknown, or a trajectory has left its topic."""

@@ -3,19 +3,22 @@
 The task's own `callback_url` is a path of this service, with the client's URL as its query. So Polar's webhooks bring the message here,
 signed and with their retries for a day, and an answer other than 2xx makes them try again. Nothing is stored here: any instance at the
 advertised address forwards any callback, also after a restart.
+
+The signature covers the body alone, and whoever receives webhooks can replay or sign one. So a result goes only to the URL in the task's
+own `callback_url`, as the coordinator's table has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import aiohttp
 import structlog
 from aiohttp import web
 
 from consumers.webhooks.client import may_call
-from polar.rest.answers import BodyError
+from polar.rest.answers import BodyError, read_body
 from polar.webhooks import WebhookSignatureError, verify_webhook
 from topics.environment import webhook_signing
 from topics.environment.settings import Settings
@@ -30,15 +33,21 @@ log = structlog.get_logger(__name__)
 
 
 class Callbacks:
-    """Forwards callbacks. `result`: the encoded TaskResult of a task; raises BodyError if it has none."""
+    """Forwards callbacks."""
 
     def __init__(
-        self, settings: Settings, http: aiohttp.ClientSession, result: Callable[[str], Awaitable[bytes]]
+        self,
+        settings: Settings,
+        http: aiohttp.ClientSession,
+        result: Callable[[str], Awaitable[bytes]],
+        callback_url: Callable[[str], str | None],
     ) -> None:
+        """`result`: the encoded TaskResult of a task; raises BodyError if it has none. `callback_url`: that of a task with a result."""
         self._secret_path = settings.webhook_secret_path
         self._hosts = settings.webhook_hosts
         self._http = http
         self._result = result
+        self._callback_url = callback_url
 
     def url(self, base_url: str, client_url: object) -> str:
         """The task's `callback_url` for a client's one. Raises InputError for a URL that may not be called."""
@@ -56,13 +65,15 @@ class Callbacks:
         client_url = request.query.get("to", "")
         try:
             secrets = webhook_signing.read_secrets(self._secret_path)
-            message = verify_webhook(request.headers, await request.read(), secrets)
+            message = verify_webhook(request.headers, await read_body(request), secrets)
         except WebhookSignatureError as error:
             raise BodyError(401, str(error)) from None
         if not is_http_url(client_url) or not may_call(self._hosts, client_url):
             raise BodyError(410, "POLAR_WEBHOOK_HOSTS doesn't name the callback's host")
         task_id = message["data"]["task_id"]
         body = await self._result(task_id)
+        if parse_qs(urlsplit(self._callback_url(task_id) or "").query).get("to") != [client_url]:
+            raise BodyError(403, f"the callback_url of task {task_id} names another URL")
         headers = {"Content-Type": "application/json"}
         host = urlsplit(client_url).hostname
         try:

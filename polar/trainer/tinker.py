@@ -19,6 +19,7 @@ import io
 import tarfile
 import tempfile
 import urllib.request
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -78,6 +79,10 @@ class Trainer:
         self._with_weights = with_weights
         self._saved: str | None = None
         """Path of the checkpoint of this version."""
+        self._line = uuid.uuid4().hex[:8]
+        """Part of its adapters' names: a trainer that was killed may have pushed other weights under the versions that follow."""
+        self._needs_rollback = False
+        """Whether the fleet may have versions that follow no checkpoint."""
         self._types: Any = import_module("tinker")
 
     @classmethod
@@ -97,6 +102,7 @@ class Trainer:
         client = await service.create_training_client_from_state_with_optimizer_async(path)
         made = cls(service, client, version=version, with_weights=with_weights)
         made._saved = path
+        made._needs_rollback = True
         return made
 
     async def step(
@@ -148,11 +154,16 @@ class Trainer:
         `vllm`: base URLs without /v1. `folder`: one that the servers can read under the same path; it gets a folder per version.
         Start them with `--enable-lora --max-lora-rank RANK` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. Raises NotReadyError where a
         server doesn't take the LoRA, and what `Fleet.paused` raises; the version then isn't published.
+
+        The first push after `resume` takes over a pause that the killed trainer may have left, and may publish a lower version than its
+        last one.
         """
-        adapter = await self.save_adapter(folder / f"step-{self.version}")
-        async with fleet.paused() as pause:
+        adapter = await self.save_adapter(folder / f"step-{self.version}-{self._line}")
+        async with fleet.paused(force=self._needs_rollback) as pause:
             await load_adapter(vllm, name, adapter)
-            return await pause.publish(self.version)
+            publication = await pause.publish(self.version, force=self._needs_rollback)
+        self._needs_rollback = False
+        return publication
 
     async def save_adapter(self, folder: Path) -> Path:
         """Write the LoRA in PEFT's format into this folder, which is made; if it is there already, it is left as it is."""
@@ -179,9 +190,9 @@ async def load_adapter(vllm: Sequence[str], name: str, adapter: Path) -> None:
         except http_json.NoAnswerError as error:
             raise NotReadyError(f"{url} doesn't answer: {error}") from None
         if answer.status != 200:
-            said = answer.body.decode(errors="replace")[:500]
+            error_text = answer.body.decode(errors="replace")[:500]
             raise NotReadyError(
-                f"{url} doesn't load {adapter}: {answer.status} {said}; "
+                f"{url} doesn't load {adapter}: {answer.status} {error_text}; "
                 "start it with --enable-lora, a --max-lora-rank that fits, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             )
 

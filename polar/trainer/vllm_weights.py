@@ -6,13 +6,13 @@ trainer. A server that starts again reads the newest weights.
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
+from topics.environment import http_json
 from topics.types.errors import InputError, NotReadyError
 
 WEIGHTS = "model.safetensors"
@@ -83,15 +83,9 @@ def reload(url: str, version: int) -> None:
 
 def _post(url: str, route: str, body: Mapping[str, Any] | None = None) -> None:
     """Each request has a connection of its own: vLLM closes connections that are idle for 5 s."""
-    at = urlsplit(url)
-    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=ANSWER_S)
     try:
-        connection.request("POST", route, json.dumps(body or {}), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read().decode(errors="replace")
-    except OSError as error:
+        answer = http_json.send(f"{url.rstrip('/')}{route}", body or {}, timeout_s=ANSWER_S, through_proxy=True)
+    except http_json.NoAnswerError as error:
         raise PushError(f"{url}{route} doesn't answer: {error}") from None
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise PushError(f"{url}{route} answers {response.status}: {answer[:500]}")
+    if answer.status != 200:
+        raise PushError(f"{url}{route} answers {answer.status}: {answer.body.decode(errors='replace')[:500]}")

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from faststream.kafka import TestKafkaBroker
 from faststream.kafka.annotations import KafkaMessage
 
 from consumers.fanout import run_fanout
@@ -312,3 +313,15 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_topics_of_one_s_own_are_faststream_s(offline: polar.Broker) -> None:
     assert offline.subscriber("mine").topic_names == ["mine"]
     assert offline.publisher("mine").topic == "mine"
+
+
+async def test_messages_of_one_s_own_topics_keep_their_headers(offline: polar.Broker) -> None:
+    got: list[Any] = []
+
+    @offline.subscriber("mine")  # type: ignore[untyped-decorator] # FastStream's
+    async def handle(body: Any, message: KafkaMessage) -> None:
+        got.append((body, message.headers.get("origin"), message.correlation_id))
+
+    async with TestKafkaBroker(offline):
+        await offline.publish("text", "mine", headers={"origin": "here"}, correlation_id="c1")
+    assert got == [("text", "here", "c1")]

@@ -29,12 +29,11 @@ def broker_options(settings: Settings) -> dict[str, Any]:
         "metadata_max_age_ms": kafka.METADATA_MS,
         "request_timeout_ms": kafka.REQUEST_TIMEOUT_MS,
         "allow_auto_create_topics": False,
-        "parser": _parse,
     }
 
 
 def subscriber_options(settings: Settings, group: str) -> dict[str, Any]:
-    """Options of `KafkaBroker.subscriber`: committed records only; a new group begins at the oldest.
+    """Options of `KafkaBroker.subscriber` for a topic of Polar's: committed records only; a new group begins at the oldest.
 
     `group` gets the namespace as a prefix.
     """
@@ -44,6 +43,7 @@ def subscriber_options(settings: Settings, group: str) -> dict[str, Any]:
         "isolation_level": "read_committed",
         "session_timeout_ms": kafka.SESSION_TIMEOUT_MS,
         "heartbeat_interval_ms": kafka.HEARTBEAT_MS,
+        "parser": _parse,
     }
 
 

@@ -41,6 +41,7 @@ def test_a_group_is_one_task_of_one_job_and_agent() -> None:
         ({"tests": 0.5, "style": 1.0}, None),
         ({"reward": float("nan")}, None),
         ({"tests": float("inf")}, None),
+        ({"reward": 10**400}, None),
     ],
 )
 def test_the_reward_is_the_named_one_or_the_only_one(rewards: dict[str, float] | None, reward: float | None) -> None:

@@ -33,6 +33,7 @@ def basic(text: str) -> str:
         ({"Authorization": f"Bearer {TOKEN}x"}, False),
         ({"Authorization": "Basic !"}, False),
         ({"Authorization": "Basic /w=="}, False),
+        ({"Authorization": "Basic \udcff"}, False),
         ({"Authorization": basic(TOKEN)}, False),
         ({"Authorization": f"Digest {TOKEN}"}, False),
         ({"X-Polar-Control-Token": "\udcff"}, False),

@@ -92,6 +92,11 @@ def test_a_server_that_fails_is_resumed_and_its_answer_is_reported(server: Serve
     assert [path for path, _ in server.requests] == ["/pause?mode=wait", "/collective_rpc", "/resume"]
 
 
+def test_a_server_behind_a_path_is_reloaded_there(server: Server) -> None:
+    reload(f"{server.url}/engine-1/", 7)
+    assert [path for path, _ in server.requests][1] == "/engine-1/collective_rpc"
+
+
 def test_a_server_that_is_away_is_named() -> None:
     with pytest.raises(PushError, match=r"http://127\.0\.0\.1:9/pause\?mode=wait doesn't answer"):
         reload("http://127.0.0.1:9", 7)
