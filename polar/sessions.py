@@ -99,17 +99,27 @@ class Session:
 
         If no call was answered, the reward doesn't count, unless `force` is set.
 
-        Raises SessionRefusedError if its TTL or a cancel had ended it before: the reward didn't count then.
+        Raises SessionRefusedError if its TTL or a cancel had ended it before: the reward didn't count then. A reward that isn't a finite
+        number closes it without a reward, and raises InputError.
         """
         while self._clients:
             self._clients.pop().close()
         if not self.is_closed:
-            close_session(self.settings, self.session_id, self.reward, force=force)
-            self.is_closed = True
+            self._request_close(force)
         if wait and self.ended is None and self.settings.kafka is not None:
             with suppress(NotReadyError):
                 self.ended = _run(until_ended(self.settings, self.session_id))
         return self.ended
+
+    def _request_close(self, force: bool) -> None:
+        try:
+            reward = checked_reward(self.reward)
+        except InputError:
+            close_session(self.settings, self.session_id)
+            self.is_closed = True
+            raise
+        close_session(self.settings, self.session_id, reward, force=force)
+        self.is_closed = True
 
     async def aclose(self) -> None:
         """`close` for an event loop: it doesn't block the loop, nor wait for the trajectory."""

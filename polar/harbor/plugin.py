@@ -71,7 +71,12 @@ class Plugin:
         job.on_trial_ended(self._close_session)
 
     async def on_job_end(self, job_result: JobResult) -> None:
-        """Each trial's end has closed its session."""
+        """Close the sessions of trials that ended without their hook, without a reward."""
+        del job_result
+        while self._open:
+            trial_id, session = self._open.popitem()
+            environments.pop(trial_id, None)
+            await _close(session, None, force=False)
 
     async def _open_session(self, trial: TrialHookEvent) -> None:
         """As the environment starts, not as the trial does: what is raised there fails the trial, which Harbor may retry, not the job."""

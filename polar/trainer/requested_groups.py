@@ -70,6 +70,8 @@ class RequestedGroups:
         NotReadyError if no coordinator answers or the rule drops `TRIES` groups of one request, and what `Client.submit` and the consumer
         raise.
         """
+        if not requests:
+            return []
         wanted = Wanted([request.task_id for request in requests], rule, self._spent, self.counts)
 
         async def submit(ids: Mapping[str, int]) -> None:

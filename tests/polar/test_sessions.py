@@ -96,6 +96,16 @@ def test_a_reward_that_is_no_number_is_not_sent(found: Settings) -> None:
     assert not Api.asked
 
 
+def test_a_block_with_a_reward_that_is_no_number_closes_its_session_without_one(found: Settings) -> None:
+    answer(201, OPENED)
+    session = sessions.Session.open(settings=found)
+    answer(202, {"session_id": "t.0"})
+    with pytest.raises(InputError, match="reward: a reward is a finite number"), session:
+        session.reward = float("nan")
+    path, body = Api.asked[-1][0], Api.asked[-1][-1]
+    assert (path, body, session.is_closed) == ("/v1/sessions/t.0/close", {}, True)
+
+
 def test_clients_have_the_session_s_url_and_key_and_end_with_it(found: Settings) -> None:
     answer(201, OPENED | {"env": {"OPENAI_BASE_URL": f"{found.control_url}v1"}})
     with sessions.Session.open(settings=found) as session:

@@ -65,7 +65,7 @@ def refused_unread(one: Finished, rules: Rules) -> Refusal | None:
         return Refusal.UNREWARDED
     if not one.reward >= rules.min_reward:
         return Refusal.REWARD
-    if rules.tests_green and not _is_green(one.artifacts):
+    if rules.tests_green and not _is_green(one):
         return Refusal.TESTS
     if one.trainable_tokens == 0:
         return Refusal.UNTRAINED
@@ -104,9 +104,10 @@ class Acceptance:
         return None
 
 
-def _is_green(artifacts: Iterable[str]) -> bool:
-    kinds = {name.rpartition(".")[2] for name in artifacts}
-    return RAN in kinds and DIFFERED not in kinds
+def _is_green(one: Finished) -> bool:
+    # A reward of 0 with an output and no report: the agent's files broke the preparation, so no test ran; or a script failed.
+    kinds = {name.rpartition(".")[2] for name in one.artifacts}
+    return bool(one.reward) and RAN in kinds and DIFFERED not in kinds
 
 
 def _digest(rows: Sequence[Example]) -> bytes:

@@ -90,7 +90,7 @@ def _lines(report: Report, rules: Rules, layout: Layout, seed: int) -> Iterator[
 def _rules(rules: Rules) -> Iterator[str]:
     yield f"The reward is at least {rules.min_reward:g}."
     if rules.tests_green:
-        yield "An evaluator ran tests, and all named tests were as the task expects."
+        yield "An evaluator's command ran, no test that the task names differs from what it expects, and the reward isn't 0."
     if rules.max_tokens is not None:
         yield f"No trace has more than {rules.max_tokens:,} tokens."
     if rules.per_task is not None:

@@ -132,6 +132,16 @@ async def test_a_close_waits_for_the_proxy_and_never_fails_the_job(
     assert api.closes == []
 
 
+async def test_a_job_s_end_closes_what_a_trial_left_open(api: Api, tmp_path: Path) -> None:
+    api.opens, api.closes = [(201, OPENED)], [(202, {"session_id": "t.0"})]
+    plugin, job, one = Plugin(str(tmp_path)), Job("oracle"), trial({"reward": 1.0})
+    await plugin.on_job_start(job)
+    await job.opens(one)
+    await plugin.on_job_end(None)
+    path, _, closed = api.requests[-1]
+    assert (path, closed, one.trial_id in environments) == ("/v1/sessions/t.0/close", {}, False)
+
+
 async def test_a_trial_that_no_session_was_opened_for_is_left_alone(api: Api, tmp_path: Path) -> None:
     await (await started(tmp_path)).closes(trial({"reward": 1}))
     assert api.requests == []

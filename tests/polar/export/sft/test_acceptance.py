@@ -37,6 +37,7 @@ ROW = Example(
         ({"artifacts": frozenset()}, Rules(tests_green=True), Refusal.TESTS),
         ({}, Rules(tests_green=True), None),
         ({"artifacts": GREEN | {"evaluation_report"}}, Rules(tests_green=True), Refusal.TESTS),
+        ({"reward": 0.0}, Rules(min_reward=0, tests_green=True), Refusal.TESTS),
         ({"artifacts": {"tests.evaluation_output"}}, Rules(tests_green=True), None),
         (
             {"artifacts": {"tests.evaluation_output", "hidden.evaluation_report"}},
