@@ -42,6 +42,16 @@ def json_answer(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
+def decoded(body: bytes) -> Any:
+    """A body's JSON. Raises InputError."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError("task", body[:80], f"isn't JSON in UTF-8: {error}") from None
+    except RecursionError:
+        raise InputError("task", body[:80], "is nested too deeply") from None
+
+
 def has_token(headers: Any, token: str) -> bool:
     """Whether a request has the token: as a bearer token, in NVIDIA's header, or as the password of a URL (Basic)."""
     scheme, _, credentials = headers.get("Authorization", "").partition(" ")
@@ -73,6 +83,11 @@ def answering(token: str) -> Middleware:
             return _error(422, [located])
         except NotReadyError as error:
             return _error(503, str(error))
+        except web.RequestPayloadError as error:
+            return _error(400, f"the request's body can't be read: {error}")
+        except web.HTTPRequestEntityTooLarge:
+            # aiohttp's own text names a limit in a form that differs by version.
+            return _error(413, f"the request's body has more than {request.client_max_size} bytes; send less")
         except web.HTTPException as error:
             return _error(error.status, error.reason)
         except ConnectionError:
