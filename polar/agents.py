@@ -64,9 +64,11 @@ class AgentRun(Generic[T]):
         self, settings: Settings, agent: Agent[T], *, samples: int, concurrency: int, mode: Mode, **session: Any
     ) -> None:
         """`session`: what each `Session.open` gets in addition. Raises InputError."""
+        if not callable(agent):
+            raise InputError("agent", agent, "must be a function of a session and a task")
         for name, value in (("samples", samples), ("concurrency", concurrency)):
-            if value < 1:
-                raise InputError(name, value, "must be 1 or more")
+            if not isinstance(value, int) or value < 1:
+                raise InputError(name, value, "must be an integer of 1 or more")
         self._settings = settings
         self._agent = agent
         self._is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
@@ -141,6 +143,12 @@ class AgentRun(Generic[T]):
             session.reward = checked_reward(session.reward if reward is None else reward)
         except Exception as raised:
             session.reward, error = None, raised
+        except (asyncio.CancelledError, SystemExit) as raised:
+            session.reward = None
+            if _is_cancelled():
+                raise
+            # The agent's own: something that it awaited was cancelled, or it called sys.exit. The other agents go on.
+            error = _ended_by(raised)
         except BaseException:
             session.reward = None
             raise
@@ -155,10 +163,31 @@ class AgentRun(Generic[T]):
         if self._is_async:
             returned = self._agent(session, task)
         else:
-            returned = await asyncio.get_running_loop().run_in_executor(self._threads, self._agent, session, task)
+            returned = await asyncio.get_running_loop().run_in_executor(self._threads, self._called, session, task)
         return await returned if inspect.isawaitable(returned) else returned
+
+    def _called(self, session: Session, task: T) -> float | Awaitable[float | None] | None:
+        """Call the agent in its thread."""
+        try:
+            return self._agent(session, task)
+        except (StopIteration, SystemExit, asyncio.CancelledError) as raised:
+            # No future takes the first, the second would stop the event loop, the third would cancel this sample's task.
+            raise _ended_by(raised) from raised
 
     def _on_trajectory(self, trajectory: Trajectory) -> None:
         arrival = self._waiting.pop(trajectory.session_id, None)
         if arrival is not None and not arrival.done():
             arrival.set_result(trajectory)
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task was cancelled, and not something that it awaits."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
+
+
+def _ended_by(raised: BaseException) -> RuntimeError:
+    """What ended an agent and is no error that a result can hold, as one."""
+    error = RuntimeError(f"the agent raised {raised!r}")
+    error.__cause__ = raised
+    return error

@@ -171,7 +171,7 @@ def checked_reward(reward: Any) -> float | None:
     try:
         if reward is None or math.isfinite(reward):
             return None if reward is None else float(reward)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):  # the last: an integer that no float can hold
         pass
     raise InputError("reward", reward, "a reward is a finite number")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polar.cli.options import checked_run
 from topics.environment.settings import Settings
-from topics.types.errors import NotReadyError
+from topics.types.errors import InputError, NotReadyError
 
 if TYPE_CHECKING:
     from analytics.queries.query import Reader
@@ -65,3 +66,12 @@ def finished(found: Settings, wanted: Selection) -> Iterator[tuple[Reader, list[
                 "no finished session in the lake is among those that you chose; `polar sql 'FROM trajectories'` lists them"
             )
         yield reader, chosen
+
+
+@contextmanager
+def writing_to(out: Path) -> Iterator[None]:
+    """Raises InputError where the folder of `--out`, or something in it, can't be written."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError("--out", str(out), f"can't be written: {error}; free it, or name another folder") from None

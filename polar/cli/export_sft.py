@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from polar.cli.options import Data, OnlyRun
 from polar.cli.output import note, show
 from polar.export.sft.layout import Layout
 from topics.environment import settings
+from topics.types.errors import InputError
 
 if TYPE_CHECKING:
     from polar.export.sft.report import Report
@@ -63,10 +65,16 @@ def sft(
     from polar.export.sft.splits import parse
 
     shares = parse(split)
+    if not math.isfinite(min_reward):
+        raise InputError("--min-reward", min_reward, "expected a finite number")
     found = settings.load(data)
     rules = Rules(min_reward, tests_green, max_tokens, per_task)
     wanted = export_selection.selection(found, task, run, harness, topic, where)
-    with export_selection.finished(found, wanted) as (reader, finished), progress.bar("reading sessions") as bar:
+    with (
+        export_selection.finished(found, wanted) as (reader, finished),
+        progress.bar("reading sessions") as bar,
+        export_selection.writing_to(out),
+    ):
         report = writing.export(reader, finished, out, layout, rules, shares, seed, bar)
     _print(report, out)
     if not report.accepted:

@@ -45,7 +45,11 @@ def atif(
 
     found = settings.load(data)
     wanted = export_selection.selection(found, task, run, harness, topic, where)
-    with export_selection.finished(found, wanted) as (reader, finished), progress.bar("writing sessions") as bar:
+    with (
+        export_selection.finished(found, wanted) as (reader, finished),
+        progress.bar("writing sessions") as bar,
+        export_selection.writing_to(out),
+    ):
         written = viewing.atif_documents(reader, finished, out, with_tokens=not no_tokens, on_progress=bar)
     _print(written, output)
 
@@ -73,7 +77,11 @@ def harbor(
     name = _checked("--job", job, run)
     found = settings.load(data)
     wanted = export_selection.selection(found, task, run, harness, topic, where)
-    with export_selection.finished(found, wanted) as (reader, finished), progress.bar("writing sessions") as bar:
+    with (
+        export_selection.finished(found, wanted) as (reader, finished),
+        progress.bar("writing sessions") as bar,
+        export_selection.writing_to(out),
+    ):
         written = viewing.harbor_job(reader, finished, out, name, with_tokens=not no_tokens, on_progress=bar)
     _print(written, output)
 
@@ -100,7 +108,11 @@ def inspect(
     name = _checked("--log", log, run)
     found = settings.load(data)
     wanted = export_selection.selection(found, task, run, harness, topic, where)
-    with export_selection.finished(found, wanted) as (reader, finished), progress.bar("writing sessions") as bar:
+    with (
+        export_selection.finished(found, wanted) as (reader, finished),
+        progress.bar("writing sessions") as bar,
+        export_selection.writing_to(out),
+    ):
         written = viewing.inspect_eval(reader, finished, out, name, on_progress=bar)
     _print(written, output)
 

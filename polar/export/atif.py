@@ -8,13 +8,13 @@ by the names that Polar's own records use.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from polar.export import tool_arguments
 from polar.export.call_tokens import CallTokens, Use, call_tokens
 from polar.export.conversations import Conversation, Message, Turn, conversations
 from polar.export.sessions import ExportedCall, ExportedSession
@@ -210,12 +210,8 @@ def _tool_call(call: Json) -> Json:
     """Arguments that aren't a JSON object are kept as they were sampled, in `extra`."""
     function = call["function"]
     sampled = function.get("arguments", "")
-    try:
-        arguments = json.loads(sampled)
-    except ValueError:
-        arguments = None
     made = {"tool_call_id": call["id"], "function_name": function["name"]}
-    if isinstance(arguments, dict):
+    if (arguments := tool_arguments.parsed(sampled)) is not None:
         return made | {"arguments": arguments}
     return made | {"arguments": {}, "extra": {"arguments": sampled}}
 

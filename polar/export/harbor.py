@@ -19,6 +19,8 @@ from topics.types.trajectory import Call, Trajectory
 Json = dict[str, Any]
 ADHOC = "adhoc"
 """Harbor's name for the data set of trials that name none."""
+TRIAL_URI = "polar:"
+"""Begins the URI of every trial of an export, and of no other."""
 CANCELLED = "CancelledError"
 """The exception by which Harbor counts cancelled trials."""
 NEVER = datetime.fromtimestamp(0, UTC)
@@ -55,7 +57,7 @@ def trial_result(trajectory: Trajectory, job: str) -> Json:
         "id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"polar:{job}/{trajectory.session_id}")),
         "task_name": trajectory.task_id,
         "trial_name": trajectory.session_id,
-        "trial_uri": f"polar:{trajectory.session_id}",
+        "trial_uri": f"{TRIAL_URI}{trajectory.session_id}",
         "task_id": {"path": f"tasks/{trajectory.task_id}"},
         "source": trajectory.run,
         "task_checksum": "",

@@ -7,7 +7,6 @@ Inspect has no field for token ids: a logprob's `token` is the id as text.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from polar.export import tool_arguments
 from polar.export.call_tokens import CallTokens, call_tokens
 from polar.export.conversations import Message, conversations
 from polar.export.sessions import ExportedCall, ExportedSession
@@ -287,11 +287,7 @@ def _tool_call(call: Json) -> Json:
     function = call["function"]
     sampled = function.get("arguments", "")
     made = {"id": call["id"], "function": function["name"], "type": "function"}
-    try:
-        arguments = json.loads(sampled)
-    except ValueError:
-        arguments = None
-    if isinstance(arguments, dict):
+    if (arguments := tool_arguments.parsed(sampled)) is not None:
         return made | {"arguments": arguments}
     return made | {"arguments": {"arguments": sampled}, "parse_error": "the arguments are no JSON object"}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import msgspec
 from analytics.queries.query import Reader
 from polar.export import atif, harbor, inspect_log, sessions
 from polar.export.sessions import ExportedSession, Finished
+from topics.types.errors import InputError
 
 DRAFT = ".part"
 OnProgress = Callable[[int, int], None]
@@ -34,6 +36,13 @@ class Written:
     """All that were selected."""
     kept: int
     """Of them, those that an earlier export had written."""
+
+
+class _Origin(msgspec.Struct):
+    """What tells who wrote a result.json, of a job or of a trial."""
+
+    id: str = ""
+    trial_uri: str = ""
 
 
 def atif_documents(
@@ -60,9 +69,10 @@ def harbor_job(
 ) -> Written:
     """Write the job `folder/job` with a trial for each session; its figures are those of all trials in the folder.
 
-    Raises OSError, and as `Reader.ask`.
+    Raises InputError for a job that another program made, before anything is written; OSError, and as `Reader.ask`.
     """
     place = folder / job
+    _require_own(place, job)
     place.mkdir(parents=True, exist_ok=True)
     missing = [one for one in finished if not (place / one.session_id).exists()]
     for session in _read(reader, missing, len(finished), on_progress):
@@ -115,10 +125,22 @@ def _write_trial(place: Path, session: ExportedSession, job: str, *, with_tokens
     if trajectory.reward is not None:
         _write(draft / "verifier" / "reward.json", {"reward": trajectory.reward})
     if trajectory.reward_reason is not None:
-        (draft / "verifier" / "test-stdout.txt").write_text(trajectory.reward_reason)
+        (draft / "verifier" / "test-stdout.txt").write_text(trajectory.reward_reason, encoding="utf-8", newline="")
     _write(draft / "config.json", harbor.trial_config(trajectory, job))
     _write(draft / "result.json", harbor.trial_result(trajectory, job))
     draft.rename(place)
+
+
+def _require_own(place: Path, job: str) -> None:
+    """Raise InputError for a folder with results of another program: a job's own would be replaced, its trials' mixed with Polar's."""
+    for path in (place / "result.json", *sorted(place.glob("*/result.json"))):
+        if not path.exists() or path.parent.suffix == DRAFT:
+            continue
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            found = msgspec.json.decode(path.read_bytes(), type=_Origin)
+            if found.id == harbor.job_id(job) or found.trial_uri.startswith(harbor.TRIAL_URI):
+                continue
+        raise InputError("--job", job, f"{path} isn't of an export of Polar's; choose another name, or another folder")
 
 
 def _result(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from faststream.kafka.subscriber.usecase import DefaultSubscriber
 
 from polar.faststream.named_topics import ReadableTopic, WritableTopic
 from topics import tasks
-from topics.contract import acl
+from topics.contract.acl import SERVICES
 from topics.contract.codec import DecodeError, UnknownRecord
 from topics.environment.settings import Settings, load
 from topics.log.faststream_options import broker_options, subscriber_options
@@ -85,8 +85,8 @@ class Broker(KafkaBroker):
     def subscriber(self, *topics: Any, **options: Any) -> Any:
         """A subscriber of one of Polar's topics, to decorate handlers with, or FastStream's of topics of your own.
 
-        `group_id` gets the namespace as a prefix; processes with an equal one share the partitions. A new group begins at the oldest record
-        with `earliest`. Raises InputError for a group of Polar's own.
+        Processes with an equal `group_id` share the partitions; the group on Kafka is NAMESPACE.services.GROUP_ID. A new group begins at the
+        oldest record with `earliest`. Raises InputError for an empty one.
         """
         if not topics or not isinstance(topics[0], ReadableTopic):
             return super().subscriber(*topics, **options)
@@ -114,8 +114,9 @@ class Broker(KafkaBroker):
         self, topic: ReadableTopic[T], *, group_id: str, auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     ) -> Subscriber[T]:
         name = topic.contract.full_name(self.settings.namespace)
-        options = subscriber_options(self.settings, group_id) | {"auto_offset_reset": auto_offset_reset}
-        _require_own_group(group_id, self.settings.namespace)
+        if not group_id:
+            raise InputError("group_id", group_id, "a subscriber of Polar's topics needs a name for its group")
+        options = subscriber_options(self.settings, f"{SERVICES}{group_id}") | {"auto_offset_reset": auto_offset_reset}
 
         async def decode(message: Any) -> T | UnknownRecord | None:
             record: Record = message.raw_message
@@ -252,11 +253,3 @@ class _PolarTopics(BaseMiddleware[KafkaPublishCommand, Any]):
         cmd.body, cmd.key = encoded.value, encoded.key.encode()
         cmd.partition = partition_of_task(encoded.task_id, len(partitions))
         return await call_next(cmd)
-
-
-def _require_own_group(group_id: str, namespace: str) -> None:
-    """Raise InputError for a group of Polar's own processes, from which a member of the same name would take partitions."""
-    full_name = f"{namespace}.{group_id}"
-    for right in (right for role in acl.ROLES for right in acl.rights(role, namespace) if right.kind == "group"):
-        if full_name == right.name or (right.prefixed and full_name.startswith(right.name)):
-            raise InputError("group_id", group_id, "a group of Polar's own processes; choose another name")

@@ -53,6 +53,16 @@ async def read_body(request: web.Request) -> bytes:
         raise BodyError(408, f"the request's body did not come whole within {BODY_S:g} s") from None
 
 
+def decoded(body: bytes) -> Any:
+    """A body's JSON. Raises InputError."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError("task", body[:80], f"isn't JSON in UTF-8: {error}") from None
+    except RecursionError:
+        raise InputError("task", body[:80], "is nested too deeply") from None
+
+
 def has_token(headers: Any, token: str) -> bool:
     """Whether a request has the token: as a bearer token, in NVIDIA's header, or as the password of a URL (Basic)."""
     scheme, _, credentials = headers.get("Authorization", "").partition(" ")
@@ -84,6 +94,11 @@ def answering(token: str) -> Middleware:
             return _error(422, [located])
         except NotReadyError as error:
             return _error(503, str(error))
+        except web.RequestPayloadError as error:
+            return _error(400, f"the request's body can't be read: {error}")
+        except web.HTTPRequestEntityTooLarge:
+            # aiohttp's own text names a limit in a form that differs by version.
+            return _error(413, f"the request's body has more than {request.client_max_size} bytes; send less")
         except web.HTTPException as error:
             return _error(error.status, error.reason)
         except ConnectionError:

@@ -7,6 +7,7 @@ the pause of the fleet are in `fleet_routes.py`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from polar.client import Client
-from polar.rest.answers import BodyError, answering, json_answer, read_body
+from polar.rest.answers import BodyError, answering, decoded, json_answer, read_body
 from polar.rest.callbacks import FORWARD_S, PATH, Callbacks
 from polar.rest.event_stream import EventBus
 from polar.rest.fleet_routes import FleetRoutes
@@ -88,11 +89,7 @@ class RestApi:
         return json_answer({"status": "ok"})
 
     async def _submit(self, request: web.Request) -> web.Response:
-        received = await read_body(request)
-        try:
-            body = msgspec.json.decode(received)
-        except msgspec.DecodeError as error:
-            raise InputError("task", received[:80], f"isn't JSON: {error}") from None
+        body = decoded(await read_body(request))
         if isinstance(body, dict) and body.get("callback_url") is not None:
             body["callback_url"] = self._callbacks.url(self._base_url, body["callback_url"])
         task = await asyncio.to_thread(self._checked, body)
@@ -219,12 +216,13 @@ class RestApi:
 
 def _integer(request: web.Request, name: str, default: int, largest: int) -> int:
     text = request.query.get(name, str(default))
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= largest:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= largest:
         raise InputError(name, text, f"must be an integer from 1 to {largest}")
     return int(text)
 
 
 def _seconds(text: str) -> float:
     with suppress(ValueError):
-        return float(text)
+        if math.isfinite(found := float(text)):
+            return found
     raise InputError("since", text, "must be a Unix time in seconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import Counter
@@ -127,6 +128,43 @@ async def test_a_reward_that_is_none_and_a_session_that_can_not_be_opened_are_er
     assert api.rewards == {"nan.0": None, "text.0": None, "good.0": 1.0}
 
 
+async def test_whatever_ends_an_agent_is_an_error_of_its_sample_alone(client: Client, api: Sessions) -> None:
+    def ending(session: Session, task: str) -> float:
+        if task == "empty":
+            return float(next(iter(())))  # StopIteration, which no future takes
+        if task == "exit":
+            sys.exit("no model")
+        return 1.0
+
+    async def cancelled(session: Session, task: str) -> float:
+        if task == "exit":
+            sys.exit(3)
+        if task == "cancelled":
+            inner = asyncio.create_task(asyncio.sleep(60))
+            inner.cancel()
+            await inner
+        return float("1" * 400) if task == "infinite" else 10**400 if task == "large" else 1.0
+
+    tasks = ["empty", "exit", "good"]
+    results = await asyncio.wait_for(client.run(ending, tasks), 30)
+    assert [str(each.error) for each in results] == [
+        "the agent raised StopIteration()",
+        "the agent raised SystemExit('no model')",
+        "None",
+    ]
+    assert [each.reward for each in results] == [None, None, 1.0]
+    results = await asyncio.wait_for(client.run(cancelled, ["cancelled", "exit", "infinite", "large", "good"]), 30)
+    assert [str(each.error) for each in results][:3] == [
+        "the agent raised CancelledError()",
+        "the agent raised SystemExit(3)",
+        "reward: a reward is a finite number (got inf)",
+    ]
+    assert isinstance(results[3].error, InputError)
+    assert (results[4].reward, results[4].error) == (1.0, None)
+    assert all(each.trajectory is not None for each in results)
+    assert not api.open
+
+
 async def test_a_run_that_opens_no_session_raises_and_so_does_one_whose_tasks_raise(
     client: Client, api: Sessions
 ) -> None:
@@ -144,8 +182,12 @@ async def test_a_run_that_opens_no_session_raises_and_so_does_one_whose_tasks_ra
     with pytest.raises(SessionRefusedError, match="all are taken"):
         await client.run(agent, [1, 2])
     assert await client.run(agent, []) == []
-    with pytest.raises(InputError, match="concurrency: must be 1 or more"):
+    with pytest.raises(InputError, match="concurrency: must be an integer of 1 or more"):
         await client.run(agent, [1], concurrency=0)
+    with pytest.raises(InputError, match="samples: must be an integer of 1 or more"):
+        await client.run(agent, [1], samples="2")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="agent: must be a function of a session and a task"):
+        await client.run(None, [1])  # type: ignore[arg-type]
 
 
 async def test_a_cancelled_run_closes_its_sessions_without_a_reward(client: Client, api: Sessions) -> None:

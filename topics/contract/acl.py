@@ -77,6 +77,9 @@ _STAGE = (
 )
 _WATCHED = (sessions.TOPIC, workers.TOPIC, fleet.TOPIC, events.TOPIC, completions.TOPIC, dead_letters.TOPIC)
 
+SERVICES = "services."
+"""Prefix of the groups of users' own services (`polar.faststream`), after the namespace."""
+
 _ROLES: dict[str, _Role] = {
     "fanout": _Role(
         "polar worker fanout",
@@ -162,6 +165,7 @@ _ROLES: dict[str, _Role] = {
         makes=(verifications.TOPIC,),
         outputs=("Read",),
     ),
+    "service": _Role("polar.faststream", reads=_WATCHED, groups=(SERVICES,), outputs=("Read",)),
     "replayer": _Role(
         "polar dead-letters replay",
         reads=(dead_letters.TOPIC,),

@@ -25,7 +25,7 @@ LOGINS: dict[str, tuple[str, ...]] = {
     "lake": ("analytics", "webhooks"),
     "proxy": ("proxy",),
     "stages": ("init", "run", "evaluate"),
-    PERSON: ("submitter", "reader", "trainer", "rebuild", "verifier", "replayer", "autoscaler", "admin"),
+    PERSON: ("submitter", "reader", "service", "trainer", "rebuild", "verifier", "replayer", "autoscaler", "admin"),
 }
 """Roles of each login (`topics/contract/acl.py`)."""
 

@@ -102,3 +102,26 @@ def test_a_job_s_name_can_t_leave_the_folder(data: Path, tmp_path: Path) -> None
     done = CliRunner().invoke(app.app, arguments)
     assert done.exit_code == Exit.BAD_INPUT
     assert "--job: expected a name" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["atif", "harbor", "inspect", "sft"])
+def test_a_place_that_can_not_be_written_is_an_error_that_names_it(form: str, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "file"
+    out.touch()
+    done = CliRunner().invoke(app.app, ["export", form, "--out", str(out), "--run", "night", "--data", str(data)])
+    assert done.exit_code == Exit.BAD_INPUT
+    assert "--out: can't be written: " in done.stderr
+
+
+@pytest.mark.parametrize("foreign", ["result.json", "trial/result.json"])
+@pytest.mark.parametrize("content", ["{}", "no JSON", '{"id": 1}', "[]", '{"trial_uri": "file:///trial"}'])
+def test_a_job_of_another_program_is_left_alone(data: Path, tmp_path: Path, foreign: str, content: str) -> None:
+    path = tmp_path / "night" / foreign
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    done = CliRunner().invoke(
+        app.app, ["export", "harbor", "--out", str(tmp_path), "--run", "night", "--data", str(data)]
+    )
+    assert done.exit_code == Exit.BAD_INPUT
+    assert f"--job: {path} isn't of an export of Polar's" in done.stderr
+    assert tree(tmp_path) == {f"night/{foreign}": content.encode()}

@@ -1,4 +1,4 @@
-"""The token of a request, and live workers as NVIDIA's nodes. Pure."""
+"""The token and the body of a request, and live workers as NVIDIA's nodes. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import base64
 from datetime import UTC, datetime
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
-from polar.rest.answers import has_token
+from polar.rest.answers import answering, decoded, has_token
+from polar.rest.api import _seconds
 from polar.rest.fleet_routes import node
+from topics.types.errors import InputError
 from topics.types.session import Stage
 from topics.workers import Heartbeat, StageSlots
 
@@ -54,3 +58,42 @@ def test_a_worker_is_a_node_with_its_slots() -> None:
     assert (found["metrics"]["init_inflight"], found["metrics"]["run_inflight"]) == (1, 6)
     assert (found["node_id"], found["healthy"], found["draining"]) == ("w-1", True, True)
     assert found["last_heartbeat"] == "2026-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"task_id": "\xff"}', "isn't JSON in UTF-8: 'utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b'{"a":' * 100_000, "is nested too deeply"),
+        (b"NaN", "isn't JSON in UTF-8: JSON is malformed"),
+        (b"", "isn't JSON in UTF-8: Input data was truncated"),
+    ],
+    ids=["utf8", "lists", "objects", "nan", "empty"],
+)
+def test_a_body_that_is_no_json_is_the_callers_error(body: bytes, reason: str) -> None:
+    with pytest.raises(InputError) as raised:
+        decoded(body)
+    assert (raised.value.field, raised.value.reason[: len(reason)]) == ("task", reason)
+
+
+async def test_a_body_that_can_not_be_read_is_the_callers_error() -> None:
+    async def read(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read())
+
+    app = web.Application(client_max_size=10, middlewares=[answering(TOKEN)])
+    app.router.add_post("/", read)
+    server = TestServer(app)
+    async with TestClient(server) as client:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with client.post("/", data=b"x" * 11, headers=headers) as answer:
+            assert answer.status == 413
+            assert (await answer.json())["detail"] == "the request's body has more than 10 bytes; send less"
+        async with client.post("/", data=b"no gzip", headers=headers | {"Content-Encoding": "gzip"}) as answer:
+            assert (answer.status, "content-encoding" in (await answer.json())["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "x", ""])
+def test_a_time_is_a_finite_number(text: str) -> None:
+    with pytest.raises(InputError, match="since: must be a Unix time in seconds"):
+        _seconds(text)
