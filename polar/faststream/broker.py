@@ -85,8 +85,8 @@ class Broker(KafkaBroker):
     def subscriber(self, *topics: Any, **options: Any) -> Any:
         """A subscriber of one of Polar's topics, to decorate handlers with, or FastStream's of topics of your own.
 
-        Processes with an equal `group_id` share the partitions; the group on Kafka is NAMESPACE.services.GROUP_ID. A new group begins at the
-        oldest record with `earliest`. Raises InputError for an empty one.
+        Processes with an equal `group_id` share the partitions; Kafka knows the group as NAMESPACE.services.GROUP_ID. A new group begins at
+        the oldest record with `earliest`. Raises InputError for an empty one.
         """
         if not topics or not isinstance(topics[0], ReadableTopic):
             return super().subscriber(*topics, **options)

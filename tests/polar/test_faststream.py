@@ -294,7 +294,7 @@ def test_no_group_of_a_service_is_one_of_polar_s_own() -> None:
 
 
 def test_a_group_has_a_name(offline: polar.Broker) -> None:
-    with pytest.raises(InputError, match="group_id: .*needs a name"):
+    with pytest.raises(InputError, match=r"group_id: .*needs a name"):
         offline.subscriber(polar.events, group_id="")
 
 
