@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from polar.sessions import ENDED_S, Mode, Session, SessionRefusedError, checked_reward, opened
 from polar.task_trajectories import following
@@ -61,9 +61,17 @@ class AgentRun(Generic[T]):
     """One run of an agent on tasks."""
 
     def __init__(
-        self, settings: Settings, agent: Agent[T], *, samples: int, concurrency: int, mode: Mode, **session: Any
+        self,
+        settings: Settings,
+        agent: Agent[T],
+        *,
+        samples: int,
+        concurrency: int,
+        mode: Mode,
+        ttl_s: float,
+        run: str | None,
     ) -> None:
-        """`session`: what each `Session.open` gets in addition. Raises InputError."""
+        """`mode`, `ttl_s` and `run` are those of each session. Raises InputError."""
         if not callable(agent):
             raise InputError("agent", agent, "must be a function of a session and a task")
         for name, value in (("samples", samples), ("concurrency", concurrency)):
@@ -74,7 +82,7 @@ class AgentRun(Generic[T]):
         self._is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
         self._samples = samples
         self._mode: Mode = mode
-        self._session = session
+        self._ttl_s, self._run = ttl_s, run
         self._slots = asyncio.Semaphore(concurrency)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="agent")
         """Synchronous agents: the loop's own pool is smaller, and opening and closing sessions needs it."""
@@ -129,7 +137,8 @@ class AgentRun(Generic[T]):
                 task_id=group.task_id,
                 samples=self._samples,
                 mode=self._mode,
-                **self._session,
+                ttl_s=self._ttl_s,
+                run=self._run,
             )
             session = await opened(wanted)
             group.task_id = task_id_of(session.session_id)
@@ -139,10 +148,13 @@ class AgentRun(Generic[T]):
         """Let the agent work, and close its session. What the agent raised, or why its session couldn't be closed."""
         error: Exception | None = None
         try:
-            reward = await self._returned(session, task)
+            async with asyncio.timeout(self._ttl_s) as lifetime:
+                reward = await self._returned(session, task)
             session.reward = checked_reward(session.reward if reward is None else reward)
         except Exception as raised:
             session.reward, error = None, raised
+            if lifetime.expired():
+                error = TimeoutError(f"the agent still worked when its session ended, after {self._ttl_s:g} s")
         except (asyncio.CancelledError, SystemExit) as raised:
             session.reward = None
             if _is_cancelled():

@@ -128,6 +128,16 @@ async def test_a_reward_that_is_none_and_a_session_that_can_not_be_opened_are_er
     assert api.rewards == {"nan.0": None, "text.0": None, "good.0": 1.0}
 
 
+async def test_an_agent_that_outlives_its_session_is_ended(client: Client, api: Sessions) -> None:
+    async def hanging(session: Session, task: str) -> None:
+        await asyncio.Event().wait()
+
+    (result,) = await client.run(hanging, ["task"], ttl_s=1)
+    assert isinstance(result.error, TimeoutError)
+    assert "session ended, after 1 s" in str(result.error)
+    assert api.rewards == {"agent-0.0": None}
+
+
 async def test_whatever_ends_an_agent_is_an_error_of_its_sample_alone(client: Client, api: Sessions) -> None:
     def ending(session: Session, task: str) -> float:
         if task == "empty":
