@@ -50,7 +50,7 @@ def session_status(row: SessionState) -> str:
 def session_result(trajectory: Trajectory, row: SessionState) -> dict[str, Any]:
     """A `SessionResult`.
 
-    A failed evaluation is an ERROR, as in NVIDIA's server: its clients read a missing reward as 0.
+    A failed evaluation is an ERROR, as in NVIDIA's server, and so is one that gave no reward: its clients read a missing reward as 0.
     """
     status = session_status(row)
     error = _error(trajectory, row)
@@ -163,6 +163,8 @@ def _traces(trajectory: Trajectory) -> tuple[list[dict[str, Any]], str | None]:
             flaws.append("a trace has logprobs that aren't finite")
             continue
         found.append(_trace(expanded, reward))
+    if any(trace["reward"] is None for trace in found):
+        flaws.append("the evaluator gave no reward")
     return found, flaws[0] if flaws else None
 
 

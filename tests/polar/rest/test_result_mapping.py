@@ -22,7 +22,7 @@ def row_of(trajectory: Trajectory, **more: Any) -> SessionState:
     return SessionState(trajectory.session_id, trajectory.task_id, 0, Phase.ENDED, 1, status=trajectory.status, **more)
 
 
-@given(trees(updated=True))
+@given(trees(updated=True, rewards=st.sampled_from([0.0, 1.0])))
 def test_each_trained_token_is_there_once_with_its_logprob(trajectory: Trajectory) -> None:
     found = msgspec.json.decode(msgspec.json.encode(session_result(trajectory, row_of(trajectory))))
     expected = {}
@@ -75,6 +75,15 @@ def test_a_failed_evaluation_is_an_error_and_no_reward_of_zero() -> None:
     row = row_of(trajectory, evaluation_error=SessionError("evaluate", Kind.AGENT, "x", "no tests"))
     found = session_result(trajectory, row)
     assert (found["status"], found["error"]) == ("ERROR", "evaluator failed: no tests")
+
+
+@given(trees(rewards=st.none()))
+def test_a_session_that_nobody_rewarded_is_an_error_and_no_reward_of_zero(trajectory: Trajectory) -> None:
+    found = session_result(trajectory, row_of(trajectory))
+    trains = any(trace.trains for trace in trajectory.traces)
+    assert (found["status"], found["error"]) == (
+        ("ERROR", "the evaluator gave no reward") if trains else ("COMPLETED", None)
+    )
 
 
 @given(trees(rewards=st.just(1.0)))
