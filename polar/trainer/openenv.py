@@ -134,8 +134,9 @@ class PolarSession(ResourceSession):  # type: ignore[misc]
         """No tools: the agent has its own."""
         return []
 
-    def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """A `ToolResult` with an error."""
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """An error."""
+        del arguments
         return ToolResult(error=f"{name}: the agent runs in Polar and has tools of its own")
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
@@ -149,16 +150,16 @@ class PolarSession(ResourceSession):  # type: ignore[misc]
             raise TimeoutError(f"{trajectory.session_id} reached its time limit")
         return 0 if trajectory.status is Status.COMPLETED else 1
 
-    def fetch_training_trace(self) -> Any:
-        """The session's `TrainingTrace`. A session that still runs is cancelled; it has no reward, and so no turns.
+    def fetch_training_trace(self) -> TrainingTrace:
+        """The session's training trace. A session that still runs is cancelled; it has no reward, and so no turns.
 
         Raises InputError as `exporters.openenv.training_trace` does, TimeoutError if a cancelled session doesn't end, and as
         `wait_for_completion` does.
         """
         return TrainingTrace.model_validate(training_trace(self._last()))
 
-    def verify(self, transcript: list[Any], final_state: Any | None = None) -> Any:
-        """A `VerifyResult` with the evaluator's reward; None if there is none, or the session is no training data. Raises as above."""
+    def verify(self, transcript: list[Any], final_state: Any | None = None) -> VerifyResult:
+        """The evaluator's reward; None if there is none, or the session is no training data. Raises as `fetch_training_trace` does."""
         del transcript, final_state  # the evaluator saw the sandbox
         trajectory = self._last()
         names = {"session_id": trajectory.session_id, "status": trajectory.status.value}

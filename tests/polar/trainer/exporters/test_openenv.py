@@ -1,4 +1,4 @@
-"""OpenEnv's `TrainingTrace`: a turn a call, trace by trace; `test_openenv` of tests/polar/trainer runs OpenEnv's own model.
+"""OpenEnv's `TrainingTrace`: a turn a call, trace by trace; tests/polar/trainer/openenv_package runs OpenEnv's own model."""
 
 from __future__ import annotations
 
