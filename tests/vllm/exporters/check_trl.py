@@ -88,10 +88,13 @@ def check_turns(group: Group) -> None:
             for turn in openenv.training_trace(trajectory)["turns"]
         ]
         rows, _ = _chain_to_sequences(turns, trajectory.session_id, 0)
-        made = [trained(row.input_ids, row.completion_mask, row.old_log_probs) for row in rows]
-        expanded = [segment.expanded for segment in segments]
-        wanted = [trained(one.token_ids.tolist(), one.loss_mask.tolist(), one.logprobs.tolist()) for one in expanded]
-        assert sorted(sum(made, [])) == sorted(sum(wanted, []))
+        made = [one for row in rows for one in trained(row.input_ids, row.completion_mask, row.old_log_probs)]
+        wanted = [
+            one
+            for row in (segment.expanded for segment in segments)
+            for one in trained(row.token_ids.tolist(), row.loss_mask.tolist(), row.logprobs.tolist())
+        ]
+        assert sorted(made) == sorted(wanted)
 
 
 def trained(ids: list[int], mask: list[int], logprobs: list[float]) -> list[tuple[list[int], float]]:
