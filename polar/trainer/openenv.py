@@ -84,7 +84,7 @@ class PolarSessionFactory(ResourceSessionFactory["PolarSession"]):  # type: igno
         return {name: value for name, value in vars(self).items() if name not in ("_connection", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _connection=None, _lock=threading.Lock())
+        self.__dict__.update(state, _connection=None, _lock=threading.Lock())
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> PolarSession:
         """Submit the task, whose id is RUN-SEED-EPISODE, and return its session. An `episode_id` is used once; None: a new one.
