@@ -22,6 +22,7 @@ PACKAGES = (ROOF, *ROOMS, GROUND)
 TRAINER = (
     "polar.agents",
     "polar.client",
+    "polar.export.call_tokens",
     "polar.fleet",
     "polar.sessions",
     "polar.table",
@@ -56,6 +57,7 @@ OF_AN_EXTRA = {
 }
 """Modules that import a package only when it is used: an extra's, or `openai` for a session's client."""
 OF_A_TRAINER = {
+    "polar.trainer.openenv": {"openenv"},
     "polar.trainer.trl": {"accelerate", "transformers", "trl"},
     "polar.trainer.vllm_weights": {"safetensors"},
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
-from polar.trainer.exporters import nemo, prime_rl, skyrl, slime, trl, verl
+from polar.trainer.exporters import nemo, openenv, prime_rl, skyrl, slime, trl, verl
 from polar.trainer.exporters.segments import rewarded, segments
 from polar.trainer.groups import Group
 from polar.trainer.packing import pack
@@ -179,6 +179,14 @@ def nemo_logs(group: Group) -> Iterator[Row]:
             yield Row("nemo rl", tokens, mask, logprobs)
 
 
+def openenv_turns(group: Group) -> Iterator[Row]:
+    for trajectory in group.trajectories:
+        for turn in openenv.training_trace(trajectory)["turns"]:
+            prompt, sampled = turn["prompt_token_ids"], turn["completion_token_ids"]
+            logprobs = [0.0] * len(prompt) + turn["per_token_logps"]
+            yield Row("openenv", prompt + sampled, turn["loss_mask"], logprobs)
+
+
 FORMATS: dict[str, Callable[[Group], Iterator[Row]]] = {
     "the SDK's rows": sdk_rows,
     "the SDK's batches": batches,
@@ -190,5 +198,6 @@ FORMATS: dict[str, Callable[[Group], Iterator[Row]]] = {
     "SkyRL": skyrl_rows,
     "NeMo-Gym": nemo_results,
     "NeMo-RL": nemo_logs,
+    "OpenEnv": openenv_turns,
 }
 """Formats that train every token with a reward."""

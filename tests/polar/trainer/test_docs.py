@@ -64,6 +64,7 @@ EXPECTED = {
             "[1, 2, 3, 10] [0.0, 0.0, 1.0, 1.0] [0.0, 0.0, 1.0, 1.0]",
             "[1, 2, 3, 10] [0.0, 0.0, 1.0, 1.0] [0.0, 0.0, -1.0, -1.0]",
         ],
+        "OpenEnv": ["[[0, 0, 0, 1, 1]] 1.0", "[[0, 0, 0, 1, 1]] 0.0", "[] None"],
     },
     # How these calls were sampled isn't recorded.
     "ratios.md": {"What to do": ["{'unknown_temperature_group': 1}"]},

@@ -64,7 +64,9 @@ def trees(
     for number in range(1, draw(st.integers(1, 8)) + 1):
         parent = draw(st.integers(0, number - 1))
         kind = draw(st.sampled_from(["read", "sampled", "sampled", "rest", "masked"]))
-        split = nodes[parent].call if kind == "rest" else None
+        # A call has one answer: at most one child continues it.
+        answered = {node.call for node in nodes if node.parent == parent}
+        split = nodes[parent].call if kind == "rest" and nodes[parent].call not in answered else None
         add(parent, sampled=kind != "read", masked=kind == "masked", call=split)
     if updated:
         calls = [draw(spanned(call, _sampled(nodes, number))) for number, call in enumerate(calls)]

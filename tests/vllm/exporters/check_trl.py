@@ -1,5 +1,5 @@
 """TRL's own types and code on the rows of `polar.trainer.exporters.trl`: a step of `GRPOTrainer`, and the queue and the packer of its
-asynchronous GRPO.
+asynchronous GRPO; and its way from OpenEnv's turns to rows, on those of `polar.trainer.exporters.openenv`.
 
     check_trl.py GROUPS
 
@@ -30,9 +30,10 @@ from trl.experimental.async_grpo.async_grpo_trainer import (
     FixedCountBatcher,
     RolloutQueueDataset,
 )
-from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample, TurnRecord, _chain_to_sequences
 
-from polar.trainer.exporters import trl
+from polar.trainer.exporters import openenv, trl
+from polar.trainer.exporters.segments import rewarded
 from polar.trainer.groups import Group
 
 NEWEST = 6
@@ -72,6 +73,33 @@ def check(group: Group, group_id: int) -> int:
     ]
     assert sorted(terms) == sorted(wanted)
     return len(exported)
+
+
+def check_turns(group: Group) -> None:
+    """TRL trains each rewarded token of the turns after the tokens that it was sampled after, with its logprob."""
+    for trajectory, segments in rewarded(group):
+        turns = [
+            TurnRecord(
+                turn["prompt_token_ids"],
+                turn["completion_token_ids"],
+                turn["per_token_logps"],
+                turn["loss_mask"][len(turn["prompt_token_ids"]) :],
+            )
+            for turn in openenv.training_trace(trajectory)["turns"]
+        ]
+        rows, _ = _chain_to_sequences(turns, trajectory.session_id, 0)
+        made = [one for row in rows for one in trained(row.input_ids, row.completion_mask, row.old_log_probs)]
+        wanted = [
+            one
+            for row in (segment.expanded for segment in segments)
+            for one in trained(row.token_ids.tolist(), row.loss_mask.tolist(), row.logprobs.tolist())
+        ]
+        assert sorted(made) == sorted(wanted)
+
+
+def trained(ids: list[int], mask: list[int], logprobs: list[float]) -> list[tuple[list[int], float]]:
+    """Each trained token with all before it, and its logprob."""
+    return [(ids[: at + 1], logprobs[at]) for at, is_trained in enumerate(mask) if is_trained]
 
 
 def check_step(groups: Sequence[Group]) -> None:
@@ -132,6 +160,8 @@ def check_step(groups: Sequence[Group]) -> None:
 def main() -> None:
     groups = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=list[Group])
     check_step([group for group in groups if len(group.trajectories) == SAMPLES][:2])
+    for group in groups:
+        check_turns(group)
     print(sum(check(group, number) for number, group in enumerate(groups)), "rows")
 
 
