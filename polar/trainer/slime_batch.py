@@ -24,6 +24,7 @@ ESTIMATORS = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 """Those that take a sample's reward as the advantage of its tokens."""
 WANTED = {
     "rewards_normalization": (False, "rewards are advantages already; pass --disable-rewards-normalization"),
+    "rollout_global_dataset": (True, "prompts name tasks, and slime saves the position with its dataset"),
     "apply_chat_template": (False, "the harness writes the prompts"),
     "rollout_top_p": (1.0, "sessions sample without truncation"),
     "rollout_top_k": (-1, "sessions sample without truncation"),

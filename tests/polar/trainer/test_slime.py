@@ -32,10 +32,10 @@ from polar.trainer.groups import Group
 from polar.trainer.prompt_tasks import PromptTasks
 from polar.trainer.slime_batch import ESTIMATORS, WANTED, Place, check, eval_samples, train_batch, weight_version
 from polar.trainer.training_run import TrainingRun
+from tests.polar.trainer.sessions import Sessions
 from tests.polar.trainer.trees import groups, rewarded_tokens
 from tests.polar.trainer.writing import trajectory
 from topics.types.errors import InputError, NotReadyError
-from topics.types.task import TaskRequest
 
 
 class Status(Enum):
@@ -103,37 +103,6 @@ class DataSource:
             [Sample(at, at * self._samples + index, prompt=f"p{at % 3}") for index in range(self._samples)]
             for at in range(first, first + number)
         ]
-
-
-class Sessions:
-    """Every task's group has the rewards 1, 0, … and its last sample has none."""
-
-    def __init__(self) -> None:
-        self.published: list[int] = []
-        self.requests: list[TaskRequest] = []
-        self.left_out = 0
-
-    def publish(self, version: int) -> None:
-        self.published.append(version)
-
-    def groups(self, requests: Sequence[TaskRequest], mode: str, *, temperature: float) -> list[Group]:
-        del temperature
-        self.requests += requests
-        self.left_out += 1
-        assert {request.mode for request in requests} == {mode}
-        return [
-            Group(
-                one.task_id,
-                [
-                    trajectory(one.task_id, at, one.num_samples, None if at == one.num_samples - 1 else float(at == 0))
-                    for at in range(one.num_samples)
-                ],
-            )
-            for one in requests
-        ]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"run": "r1", "requested": len(self.requests)}
 
 
 class Engines(ThreadingHTTPServer):
