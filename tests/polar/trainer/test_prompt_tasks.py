@@ -20,7 +20,7 @@ def body(prompt: str, **more: Any) -> dict[str, Any]:
 def request(
     prompt: str = "p", place: str = "3-0-1", *, run: str = "r1", mode: Mode = "train", **more: Any
 ) -> TaskRequest:
-    tasks = PromptTasks(lambda text: body(text, **more), run=run)
+    tasks: PromptTasks[str] = PromptTasks(lambda text: body(text, **more), run=run)
     return tasks.request(prompt, place, samples=4, mode=mode, temperature=0.7)
 
 
@@ -39,7 +39,7 @@ def test_equal_prompts_at_one_place_are_one_task_and_others_are_not(one: str, ot
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_field_of_the_trainer_is_refused(name: str) -> None:
-    tasks = PromptTasks(lambda text: body(text) | {name: "x"}, run="r1")
+    tasks: PromptTasks[str] = PromptTasks(lambda text: body(text) | {name: "x"}, run="r1")
     with pytest.raises(InputError, match=f"{name}: follows from the trainer's configuration"):
         tasks.request("p", "0", samples=1, mode="train", temperature=1.0)
 

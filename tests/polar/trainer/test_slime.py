@@ -38,7 +38,7 @@ from tests.polar.trainer.writing import trajectory
 from topics.types.errors import InputError, NotReadyError
 
 
-class Status(Enum):
+class SampleStatus(Enum):
     COMPLETED = "completed"
     TRUNCATED = "truncated"
     ABORTED = "aborted"
@@ -47,7 +47,7 @@ class Status(Enum):
 
 @dataclass
 class Sample:
-    Status: ClassVar = Status
+    Status: ClassVar = SampleStatus
 
     group_index: int | None = None
     index: int | None = None
@@ -61,13 +61,13 @@ class Sample:
     rollout_log_probs: list[float] | None = None
     weight_versions: list[str] = field(default_factory=list)
     multimodal_inputs: dict[str, Any] | None = None
-    status: Status = Status.COMPLETED
+    status: SampleStatus = SampleStatus.COMPLETED
     metadata: dict[str, Any] = field(default_factory=dict)
     session_id: str | None = None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        return cls(**{**data, "status": Status(data["status"])})
+        return cls(**{**data, "status": SampleStatus(data["status"])})
 
 
 @dataclass
@@ -111,7 +111,7 @@ class Engines(ThreadingHTTPServer):
     def __init__(self, versions: Sequence[str]) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                here = f"http://127.0.0.1:{self.server.server_address[1]}"
+                here = f"http://{self.headers['Host']}"
                 name, _, route = self.path.strip("/").rpartition("/")
                 body: dict[str, Any] = {"workers": [{"url": f"{here}/{at}"} for at in range(len(versions))]}
                 if route == "get_weight_version":
