@@ -58,6 +58,8 @@ OF_AN_EXTRA = {
 """Modules that import a package only when it is used: an extra's, or `openai` for a session's client."""
 OF_A_TRAINER = {
     "polar.trainer.openenv": {"openenv"},
+    "polar.trainer.skyrl": {"skyrl"},
+    "polar.trainer.slime": {"slime"},
     "polar.trainer.trl": {"accelerate", "transformers", "trl"},
     "polar.trainer.vllm_weights": {"safetensors"},
 }

@@ -15,31 +15,19 @@ process that resumes from a checkpoint trains on each session once, wherever the
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
-import msgspec
-
-from polar.client import Client
-from polar.fleet import Fleet, Publication
 from polar.trainer.exporters import trl as exporter
 from polar.trainer.exporters.segments import Branches
-from polar.trainer.groups import Group
-from polar.trainer.loop_thread import LoopThread
-from polar.trainer.requested_groups import RequestedGroups
-from polar.trainer.sampling_expectation import expect
-from polar.trainer.staleness import Staleness
+from polar.trainer.prompt_tasks import Mode, PromptTasks, StepPlaces
+from polar.trainer.training_run import TrainingRun
 from polar.trainer.trl_settings import check, check_saves, last_checkpoint
 from topics.environment.settings import Settings, load
-from topics.types.errors import InputError, NotReadyError
-from topics.types.task import TaskRequest, parse
+from topics.types.errors import InputError
 
 try:
     from accelerate.utils import broadcast_object_list, gather_object
@@ -52,17 +40,9 @@ except ImportError as error:
 
 __all__ = ["last_checkpoint", "rollout_func"]
 
-OURS = ("task_id", "num_samples", "mode", "run")
-"""Fields of a task that follow from TRL's configuration."""
-RUN = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
-"""Names of runs: a task's id begins with its run's name."""
-DIGEST = 8
-"""Hexadecimal digits of a task's hash in its id: another prompt at the same place of a step is another task."""
 SCALARS = ("polar/null_rewards", "polar/tokens_left_out", "polar/rollout_seconds", "polar/groups_left_out")
 """What `reward` adds to TRL's log, a step: samples without a reward, sampled tokens of traces that aren't trained, the time from the
 submission to the last group, and groups that were dropped or that nobody requested."""
-
-Mode = Literal["train", "eval"]
 
 
 class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -78,19 +58,17 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
         settings: Settings | None = None,
         branches: Branches = "refuse",
     ) -> None:
-        """`task`: the body of the task for a prompt of the dataset (docs/task.md), without `OURS`; equal for an equal prompt.
+        """`task`: the body of the task for a prompt of the dataset (docs/task.md), without the fields `prompt_tasks.OURS`; equal for an
+        equal prompt.
 
         `push` gives the engine CPU tensors by name, and their version, while the fleet is paused (`vllm_weights.served_folder`). `run`: a
         name for this training, which its tasks and trajectories carry; another training needs another name. `data`, `settings`: as for
         `TrajectoryConsumer`. `branches`: what to do with a session of several traces, of which TRL trains one. Raises InputError.
         """
-        if re.fullmatch(RUN, run) is None:
-            raise InputError("run", run, f"must match {RUN}")
-        self._task, self._push, self._run, self._branches = task, push, run, branches
+        self._tasks, self._places = PromptTasks(task, run=run), StepPlaces()
+        self._push, self._branches = push, branches
         self._settings = settings or load(None if data is None else Path(data))
-        self._connection: _Connection | None = None
-        self._call = -1, "", 0
-        """Step, mode and number of the current call."""
+        self._connection: TrainingRun | None = None
         self._scalars: dict[str, float] = {}
 
     @contextmanager
@@ -106,7 +84,7 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
         if not trainer.accelerator.is_main_process:
             yield
             return
-        with _Connection(self._settings, self._run) as connection:
+        with TrainingRun(self._settings, self._tasks.run) as connection:
             self._connection = connection
             try:
                 yield
@@ -129,12 +107,8 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """What TRL's checkpoint keeps: the positions after the groups that were returned."""
-        kept = (
-            {}
-            if self._connection is None
-            else {mode: one.state_dict() for mode, one in self._connection.requested.items()}
-        )
-        return {"args": {}, "attributes": {"run": self._run, **kept}}
+        kept = {"run": self._tasks.run} if self._connection is None else self._connection.state_dict()
+        return {"args": {}, "attributes": kept}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Resume from the checkpoint that was loaded. Raises InputError for a checkpoint of another run."""
@@ -142,13 +116,8 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
         check_saves(args, state.save_steps)
         if state.global_step == 0 or self._connection is None:
             return
-        kept = (state.stateful_callbacks.get(type(self).__name__) or {}).get("attributes", {})
-        if kept.get("run") != self._run:
-            raise InputError(
-                "run", self._run, f"the checkpoint is of the run {kept.get('run')!r}; resume under its name"
-            )
-        for mode, one in self._connection.requested.items():
-            one.load_state_dict(kept[mode])
+        kept = state.stateful_callbacks.get(type(self).__name__) or {}
+        self._connection.load_state_dict(kept.get("attributes", {}))
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The rows of these prompts, this process's slice; the main process collects all. Raises as `RequestedGroups.groups` does."""
@@ -168,18 +137,13 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
         if self._connection is None:
             raise RuntimeError("rollouts are made inside `with rollouts.of(trainer):`")
         step = trainer.state.global_step
-        last_step, last_mode, number = self._call
-        self._call = step, mode, number + 1 if (last_step, last_mode) == (step, mode) else 0
+        temperature = trainer.args.temperature
         requests = [
-            self._request(prompt, samples, mode, f"{step}-{self._call[2]}-{at}", trainer.args.temperature)
-            for at, prompt in enumerate(prompts)
+            self._tasks.request(_text(prompt), place, samples=samples, mode=mode, temperature=temperature)
+            for prompt, place in zip(prompts, self._places(step, mode, len(prompts)), strict=True)
         ]
-        began, requested = time.monotonic(), self._connection.requested[mode]
-        left_out = requested.counts.total()
-        is_current = Staleness(self._connection.current, limit=0)
-        groups = self._connection.thread.call(requested.groups(requests, is_current))
-        if mode == "train":
-            groups = [_as_expected(group, trainer.args.temperature) for group in groups]
+        began, left_out = time.monotonic(), self._connection.left_out
+        groups = self._connection.groups(requests, mode, temperature=temperature)
         rows = exporter.rollouts(groups, num_generations=samples, branches=self._branches, fill=True)
         # Its advantage is 0, but TRL divides the loss by the number of unmasked tokens.
         rows["env_mask"] = [
@@ -193,84 +157,16 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
             rows["reward"].count(None),
             sampled - sum(map(sum, rows["env_mask"])),
             time.monotonic() - began,
-            requested.counts.total() - left_out,
+            self._connection.left_out - left_out,
         )
         return rows, dict(zip(SCALARS, map(float, values), strict=True))
 
-    def _request(self, prompt: Any, samples: int, mode: Mode, place: str, temperature: float) -> TaskRequest:
-        """The task of a prompt. Raises InputError."""
-        if not isinstance(prompt, str):
-            raise InputError(
-                "prompt", prompt, "must be text: the dataset's column `prompt` names the task, messages are Polar's"
-            )
-        body = dict(self._task(prompt))
-        if found := [name for name in OURS if name in body]:
-            raise InputError(found[0], body[found[0]], "follows from TRL's configuration; leave it out of the task")
-        sampling = {"temperature": temperature, **body.get("sampling", {})}
-        if mode == "train" and sampling["temperature"] != temperature:
-            reason = f"must be GRPOConfig.temperature, which is {temperature:g}; leave it out of the task"
-            raise InputError("sampling.temperature", sampling["temperature"], reason)
-        body |= {"num_samples": samples, "mode": mode, "run": self._run, "sampling": sampling}
-        task = parse({**body, "task_id": self._run})
-        digest = hashlib.sha256(task.canonical()).hexdigest()[:DIGEST]
-        task_id = f"{self._run}-{'' if mode == 'train' else 'eval-'}{place}-{digest}"
-        return task.model_copy(update={"task_id": task_id})
-
     def _sync(self, tensors: Mapping[str, Any], version: int) -> None:
         assert self._connection is not None, "in `of`"
-        self._connection.thread.call(self._connection.sync(self._push, tensors, version))
+        self._connection.publish(version, lambda: self._push(tensors, version))
 
 
 rollout_func = PolarRollouts
-
-
-class _Connection:
-    """One process's connection to Polar, on an event loop in a thread of its own: TRL is synchronous."""
-
-    def __init__(self, settings: Settings, run: str) -> None:
-        self.thread = LoopThread("trl")
-        self._fleet, self._table = Fleet(settings), Client(settings).table()
-        self.requested: dict[Mode, RequestedGroups] = {
-            "train": RequestedGroups(settings, self._table, run=run),
-            "eval": RequestedGroups(settings, self._table, run=run, topic="eval"),
-        }
-        self._publication: Publication | None = None
-        self._stack = AsyncExitStack()
-
-    def __enter__(self) -> Self:
-        try:
-            self.thread.call(self._enter())
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.thread.call(self._stack.aclose())
-        self.thread.stop()
-
-    async def _enter(self) -> None:
-        parts: list[AbstractAsyncContextManager[Any]] = [self._fleet, self._table, *self.requested.values()]
-        for each in parts:
-            await self._stack.enter_async_context(each)
-
-    def current(self) -> Publication:
-        """The publication of the weights that the engine has. Raises NotReadyError before the first."""
-        if self._publication is None:
-            raise NotReadyError(
-                "TRL asked for rollouts before it synced weights: use trl 1.16.0, which this was made for"
-            )
-        return self._publication
-
-    async def sync(
-        self, push: Callable[[Mapping[str, Any], int], None], tensors: Mapping[str, Any], version: int
-    ) -> None:
-        """Give the engine the weights and publish their version. Raises FleetError, and what `push` does."""
-        # A predecessor may have died in a pause of its own, or have published versions that no checkpoint has.
-        is_first = self._publication is None
-        async with self._fleet.paused(force=is_first) as pause:
-            await asyncio.to_thread(push, tensors, version)
-            self._publication = await pause.publish(version, force=is_first)
 
 
 class _Sync(VLLMGeneration):  # type: ignore[misc]
@@ -297,7 +193,10 @@ class _Sync(VLLMGeneration):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
 
 
-def _as_expected(group: Group, temperature: float) -> Group:
-    """The group without samples whose log-probabilities TRL can't compute; their slots are filled."""
-    rule = expect(temperature=temperature, logprobs="processed", otherwise_plain=True)
-    return rule(group, Counter()) or msgspec.structs.replace(group, trajectories=[])
+def _text(prompt: Any) -> str:
+    """Raises InputError for a prompt of messages."""
+    if not isinstance(prompt, str):
+        raise InputError(
+            "prompt", prompt, "must be text: the dataset's column `prompt` names the task, messages are Polar's"
+        )
+    return prompt

@@ -181,7 +181,7 @@ def test_a_real_cli_s_calls_have_token_ids_and_the_trial_s_reward(up: Up, harbor
 
 def test_a_killed_trial_has_one_trajectory(up: Up, harbor: Harbor, codex: list[str]) -> None:
     def waiting() -> list[str]:
-        return [call["session_id"] for call in engine_record(up) if call["script"].startswith("harbor/wait")]
+        return [call["session_id"] for call in engine_record(up) if (call["script"] or "").startswith("harbor/wait")]
 
     with harbor.running("killed", harbor.task("wait", "Wait until somebody stops you."), *codex) as process:
         (session_id,) = until(waiting, CALLED_S)
