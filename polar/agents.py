@@ -31,7 +31,7 @@ Agent = Callable[[Session, T], float | Awaitable[float | None] | None]
 
 @dataclass(frozen=True)
 class AgentResult(Generic[T]):
-    """What one sample of a task came to."""
+    """The outcome of one sample of a task."""
 
     task: T
     session_id: str | None = None
@@ -39,7 +39,7 @@ class AgentResult(Generic[T]):
     trajectory: Trajectory | None = None
     """None: there is no session, or `error` says why its trajectory didn't come."""
     error: Exception | None = None
-    """What the agent raised, or why its session couldn't be opened, closed or followed."""
+    """The agent's exception, or the reason why its session couldn't be opened, closed or followed."""
 
     @property
     def reward(self) -> float | None:
@@ -145,7 +145,7 @@ class AgentRun(Generic[T]):
         return session
 
     async def _worked(self, session: Session, task: T) -> Exception | None:
-        """Let the agent work, and close its session. What the agent raised, or why its session couldn't be closed."""
+        """Let the agent work, and close its session. Returns the agent's exception, or the reason why its session couldn't be closed."""
         error: Exception | None = None
         try:
             async with asyncio.timeout(self._ttl_s) as lifetime:
@@ -199,7 +199,7 @@ def _is_cancelled() -> bool:
 
 
 def _ended_by(raised: BaseException) -> RuntimeError:
-    """What ended an agent and is no error that a result can hold, as one."""
+    """An Exception for a BaseException that ended an agent: a result holds exceptions alone."""
     error = RuntimeError(f"the agent raised {raised!r}")
     error.__cause__ = raised
     return error

@@ -42,7 +42,7 @@ def selection(
     topic: str | None,
     where: str | None,
 ) -> Selection:
-    """What the options select. Raises InputError."""
+    """The selection that the options describe. Raises InputError."""
     from polar.export.sessions import Selection
     from topics import trajectories
 

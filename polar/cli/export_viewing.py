@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,8 @@ from topics.types import ids
 from topics.types.errors import InputError
 
 if TYPE_CHECKING:
+    from analytics.queries.query import Reader
+    from polar.export.sessions import Finished
     from polar.export.viewing import Written
 
 Tokens = Annotated[
@@ -43,13 +47,7 @@ def atif(
     """
     from polar.export import viewing
 
-    found = settings.load(data)
-    wanted = export_selection.selection(found, task, run, harness, topic, where)
-    with (
-        export_selection.finished(found, wanted) as (reader, finished),
-        progress.bar("writing sessions") as bar,
-        export_selection.writing_to(out),
-    ):
+    with _selected(out, data, task, run, harness, topic, where) as (reader, finished, bar):
         written = viewing.atif_documents(reader, finished, out, with_tokens=not no_tokens, on_progress=bar)
     _print(written, output)
 
@@ -75,13 +73,7 @@ def harbor(
     from polar.export import viewing
 
     name = _checked("--job", job, run)
-    found = settings.load(data)
-    wanted = export_selection.selection(found, task, run, harness, topic, where)
-    with (
-        export_selection.finished(found, wanted) as (reader, finished),
-        progress.bar("writing sessions") as bar,
-        export_selection.writing_to(out),
-    ):
+    with _selected(out, data, task, run, harness, topic, where) as (reader, finished, bar):
         written = viewing.harbor_job(reader, finished, out, name, with_tokens=not no_tokens, on_progress=bar)
     _print(written, output)
 
@@ -106,6 +98,25 @@ def inspect(
     from polar.export import viewing
 
     name = _checked("--log", log, run)
+    with _selected(out, data, task, run, harness, topic, where) as (reader, finished, bar):
+        written = viewing.inspect_eval(reader, finished, out, name, on_progress=bar)
+    _print(written, output)
+
+
+@contextmanager
+def _selected(
+    out: Path,
+    data: Path | None,
+    task: list[str] | None,
+    run: str | None,
+    harness: str | None,
+    topic: str | None,
+    where: str | None,
+) -> Iterator[tuple[Reader, list[Finished], Callable[[int, int], None]]]:
+    """The lake, the sessions that the options select, and a bar that shows how many are done.
+
+    Raises as `export_selection.selection`, `finished` and `writing_to` do.
+    """
     found = settings.load(data)
     wanted = export_selection.selection(found, task, run, harness, topic, where)
     with (
@@ -113,8 +124,7 @@ def inspect(
         progress.bar("writing sessions") as bar,
         export_selection.writing_to(out),
     ):
-        written = viewing.inspect_eval(reader, finished, out, name, on_progress=bar)
-    _print(written, output)
+        yield reader, finished, bar
 
 
 def _checked(option: str, name: str | None, run: str | None) -> str:

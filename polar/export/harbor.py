@@ -153,7 +153,7 @@ def _model(calls: Iterable[Call]) -> str | None:
 
 
 def _exception(trajectory: Trajectory, ended: str | None) -> Json | None:
-    """What Harbor shows as the trial's error; None for a completed session."""
+    """The trial's error in Harbor's form; None for a completed session."""
     if trajectory.status is Status.COMPLETED:
         return None
     error = trajectory.error

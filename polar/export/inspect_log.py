@@ -105,7 +105,7 @@ def sample(session: ExportedSession) -> Json:
 
 
 def summary(made: Json) -> Json:
-    """What the list of samples shows of a sample."""
+    """A sample's entry in the list of samples."""
     short = {name: made[name] for name in SUMMARY if name in made}
     return {
         **short,

@@ -61,7 +61,7 @@ class Finished:
     tokens: int
     """In its token tree, each once."""
     trainable_tokens: int
-    """Of `tokens`."""
+    """Those of `tokens` that are trained."""
     longest_trace: int
     """Tokens of its longest trace; 0: it has none."""
     repository: str | None
@@ -120,7 +120,7 @@ def select(reader: Reader, selection: Selection) -> list[Finished]:
 
 
 def read(reader: Reader, wanted: Iterable[Finished]) -> Iterator[ExportedSession]:
-    """These sessions with their content, in the order of `wanted`. Raises as `Reader.ask`."""
+    """The wanted sessions with their content, in the given order. Raises as `Reader.ask`."""
     for portion in _portions(wanted):
         yield from _read(reader, portion)
 

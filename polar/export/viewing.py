@@ -19,23 +19,23 @@ import msgspec
 
 from analytics.queries.query import Reader
 from polar.export import atif, harbor, inspect_log, sessions
+from polar.export.drafts import DRAFT, draft
 from polar.export.sessions import ExportedSession, Finished
 from topics.types.errors import InputError
 
-DRAFT = ".part"
 OnProgress = Callable[[int, int], None]
 """Called with the number of sessions that are done and their total."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What an export did."""
+    """The place of an export and its numbers of sessions."""
 
     path: Path
     sessions: int
     """All that were selected."""
     kept: int
-    """Of them, those that an earlier export had written."""
+    """Those of the selected sessions that an earlier export had written."""
 
 
 class _Origin(msgspec.Struct):
@@ -53,8 +53,8 @@ def atif_documents(
     missing = [one for one in finished if not (folder / f"{one.session_id}.json").exists()]
     for session in _read(reader, missing, len(finished), on_progress):
         path = folder / f"{session.trajectory.session_id}.json"
-        _write(_draft(path), atif.document(session, with_tokens=with_tokens))
-        _draft(path).replace(path)
+        _write(draft(path), atif.document(session, with_tokens=with_tokens))
+        draft(path).replace(path)
     return Written(folder, len(finished), len(finished) - len(missing))
 
 
@@ -80,8 +80,8 @@ def harbor_job(
     results = [_result(path) for path in sorted(place.glob("*/result.json")) if path.parent.suffix != DRAFT]
     for name, made in (("config", harbor.job_config(job, results)), ("result", harbor.job_result(job, results))):
         path = place / f"{name}.json"
-        _write(_draft(path), made)
-        _draft(path).replace(path)
+        _write(draft(path), made)
+        draft(path).replace(path)
     return Written(place, len(finished), len(finished) - len(missing))
 
 
@@ -93,7 +93,7 @@ def inspect_eval(
     path = folder / f"{name}.eval"
     summaries: list[dict[str, Any]] = []
     agents: set[str] = set()
-    with ZipFile(_draft(path), "w") as file:
+    with ZipFile(draft(path), "w") as file:
         for session in _read(reader, finished, len(finished), on_progress):
             sample = inspect_log.sample(session)
             _add(file, f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
@@ -103,7 +103,7 @@ def inspect_eval(
         _add(file, "_journal/start.json", {field: header[field] for field in ("version", "eval", "plan")})
         _add(file, "summaries.json", summaries)
         _add(file, "header.json", header)
-    _draft(path).replace(path)
+    draft(path).replace(path)
     return Written(path, len(finished), 0)
 
 
@@ -117,18 +117,18 @@ def _read(
 
 def _write_trial(place: Path, session: ExportedSession, job: str, *, with_tokens: bool) -> None:
     trajectory = session.trajectory
-    draft = _draft(place)
-    shutil.rmtree(draft, ignore_errors=True)
-    (draft / "agent").mkdir(parents=True)
-    (draft / "verifier").mkdir()
-    _write(draft / "agent" / "trajectory.json", atif.document(session, with_tokens=with_tokens))
+    made = draft(place)
+    shutil.rmtree(made, ignore_errors=True)
+    (made / "agent").mkdir(parents=True)
+    (made / "verifier").mkdir()
+    _write(made / "agent" / "trajectory.json", atif.document(session, with_tokens=with_tokens))
     if trajectory.reward is not None:
-        _write(draft / "verifier" / "reward.json", {"reward": trajectory.reward})
+        _write(made / "verifier" / "reward.json", {"reward": trajectory.reward})
     if trajectory.reward_reason is not None:
-        (draft / "verifier" / "test-stdout.txt").write_text(trajectory.reward_reason, encoding="utf-8", newline="")
-    _write(draft / "config.json", harbor.trial_config(trajectory, job))
-    _write(draft / "result.json", harbor.trial_result(trajectory, job))
-    draft.rename(place)
+        (made / "verifier" / "test-stdout.txt").write_text(trajectory.reward_reason, encoding="utf-8", newline="")
+    _write(made / "config.json", harbor.trial_config(trajectory, job))
+    _write(made / "result.json", harbor.trial_result(trajectory, job))
+    made.rename(place)
 
 
 def _require_own(place: Path, job: str) -> None:
@@ -159,7 +159,3 @@ def _add(file: ZipFile, name: str, document: Any) -> None:
 
 def _write(path: Path, document: Any) -> None:
     path.write_bytes(msgspec.json.encode(document))
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(path.name + DRAFT)

@@ -48,7 +48,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True)
 class Rules:
-    """What is accepted."""
+    """The conditions of acceptance."""
 
     min_reward: float = 1.0
     tests_green: bool = False

@@ -30,7 +30,7 @@ REASONS = {
     Refusal.DUPLICATE: "equal conversations as an accepted session",
     Refusal.CAP: "its task has enough accepted sessions",
 }
-"""What a refusal means, for people."""
+"""The meaning of each refusal, for people."""
 
 
 def card(report: Report, rules: Rules, layout: Layout, seed: int) -> str:

@@ -31,7 +31,7 @@ class Example:
     messages: list[dict[str, Any]]
     """Canonical chat messages, as Chat Completions spells them; the last one is the assistant's."""
     tools: list[dict[str, Any]]
-    """What the last call offered."""
+    """The definitions of the tools that the last call offered."""
     token_ids: Ids
     """int32 [n]"""
     labels: NDArray[np.int32]

@@ -1,4 +1,4 @@
-"""What an export did, counted: for the dataset's card and for the screen.
+"""Counts of an export: for the dataset's card and for the screen.
 
 Pure. Invariant: `attempted` is `accepted` plus all refusals, in all and for each repository.
 """
@@ -15,7 +15,7 @@ from polar.export.sft.examples import Example
 
 @dataclass
 class SplitCount:
-    """What is in one split."""
+    """The contents of one split, counted."""
 
     sessions: int = 0
     rows: int = 0

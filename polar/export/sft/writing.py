@@ -11,6 +11,7 @@ from pathlib import Path
 
 from analytics.queries.query import Reader
 from polar.export import sessions
+from polar.export.drafts import DRAFT, draft
 from polar.export.sessions import Finished
 from polar.export.sft import acceptance, splits
 from polar.export.sft.acceptance import Acceptance, Rules
@@ -23,7 +24,6 @@ from polar.export.sft.splits import Shares
 from topics.types.errors import InputError
 
 CARD = "README.md"
-DRAFT = ".part"
 
 
 def export(
@@ -53,7 +53,7 @@ def export(
     writers: dict[str, RowFile] = {}
     try:
         for split, path in files.items():
-            writers[split] = opened(_draft(path), layout)
+            writers[split] = opened(draft(path), layout)
         accepting = Acceptance(rules)
         ordered = acceptance.in_order(candidates)
         for number, (one, session) in enumerate(zip(ordered, sessions.read(reader, ordered), strict=True), 1):
@@ -71,9 +71,9 @@ def export(
             writer.close()
     (folder / CARD).unlink(missing_ok=True)
     for path in files.values():
-        _draft(path).replace(path)
-    _draft(folder / CARD).write_text(card(report, rules, layout, seed))
-    _draft(folder / CARD).replace(folder / CARD)
+        draft(path).replace(path)
+    draft(folder / CARD).write_text(card(report, rules, layout, seed))
+    draft(folder / CARD).replace(folder / CARD)
     return report
 
 
@@ -83,7 +83,3 @@ def _prepare(folder: Path, names: Sequence[str]) -> None:
     if others := sorted({path.name for path in folder.iterdir()} - own):
         reason = f"it holds {others[0]}, which this export doesn't write; name a new folder"
         raise InputError("--out", str(folder), reason)
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(path.name + DRAFT)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from polar.cli import app
 from polar.cli.exits import Exit
-from polar.export import viewing
+from polar.export.drafts import DRAFT
 from tests.polar.export.commands import export
 
 
@@ -54,7 +54,7 @@ def test_an_interrupted_export_continues_and_makes_the_same_bytes(
     out = exports / form
     whole = tree(out)
     # As a kill would leave it: one session is a draft, and the job's own files are missing.
-    (out / gone).rename(out / f"{gone}{viewing.DRAFT}")
+    (out / gone).rename(out / f"{gone}{DRAFT}")
     for name in ("config.json", "result.json"):
         (out / "night" / name).unlink(missing_ok=True)
     done = export(form, "--out", out, "--run", "night", "--data", data)
