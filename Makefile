@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-podman test-apptainer test-gpu test-harnesses test-clients test-vllm vllm locks chaos fuzz lint format types docs bench clean
+.PHONY: help install demo test test-pure test-contract test-system test-hard test-docker test-podman test-apptainer test-gpu test-soak test-harnesses test-clients test-vllm vllm locks chaos fuzz lint format types docs bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,11 @@ test-system: install ## tests of the two whole systems
 	$(PYTEST) -m 'system and not hard'
 
 test-hard: install ## kills of everything, outages, all pages of the docs; other targets have the rest of this tier
-	$(PYTEST) -m 'hard and not (apptainer or clients or docker or gpu or harnesses or vllm)'
+	$(PYTEST) -m 'hard and not (apptainer or clients or docker or gpu or harnesses or soak or vllm)'
+
+test-soak: WORKERS = 2
+test-soak: install ## the longest of the hard tests, which CI has no time for; before a release
+	$(PYTEST) -m soak
 
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
 	$(BIN)/pytest -m "harnesses or not harnesses" tests/consumers/harnesses tests/harnesses
@@ -71,7 +75,7 @@ chaos: install ## 10 minutes of killing everything, 200 sessions; CHAOS="--minut
 
 # Docker's own client leaves its sockets to the collector.
 test-docker: install ## compose/ on images built here, scaled and hurt; its Kubernetes manifests; sessions in containers
-	$(BIN)/pytest -m docker -W ignore::ResourceWarning tests/compose tests/consumers/runtimes/container
+	$(BIN)/pytest -m 'docker and not soak' -W ignore::ResourceWarning tests/compose tests/consumers/runtimes/container
 
 # As root it takes a user of its own, `polar-podman`.
 test-podman: install ## sessions in containers of rootless Podman

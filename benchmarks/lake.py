@@ -34,6 +34,7 @@ from consumers.builders.prefix_merging import PrefixMerging
 from polar.embedded import Broker
 from polar.scripted.tokenizer import Tokenizer
 from topics import completions, events, trajectories
+from topics.calls.delta import links
 from topics.completions import Build
 from topics.contract import catalogue
 from topics.contract.codec import encode
@@ -80,6 +81,8 @@ class Load:
         self._tokenizer = Tokenizer()
         self._words = words(self._tokenizer)
         self._random = np.random.default_rng(0)
+        self._conversation = np.empty(0, IDS)
+        """Tokens of the session so far."""
 
     def session(self, number: int) -> Iterator[Sent]:
         """All records of a task of one sample, in log order."""
@@ -100,6 +103,8 @@ class Load:
     def call(self, session_id: str, turn: int) -> Completion:
         """Turn by turn: what a tool said, and the answer; the turns before are shared."""
         read, sampled = self._said(READ), self._said(SAMPLED)
+        prompt = np.concatenate((self._conversation if turn else self._conversation[:0], read))
+        self._conversation = np.concatenate((prompt, sampled))
         now = int(time.time() * 1000)
         base = f"{session_id}-{turn - 1}" if turn else None
         return Completion(
@@ -112,7 +117,7 @@ class Load:
             "default",
             now,
             now + 1_000,
-            TokenDelta(pack_ids(read), turn * (READ + SAMPLED), base, self._random.bytes(16)),
+            TokenDelta(pack_ids(read), turn * (READ + SAMPLED), base, [b"", *links(prompt)][-1]),
             MessageDelta(json.dumps([{"role": "tool", "content": self._text(read)}]).encode(), 2 * turn, base),
             sampled=pack_ids(sampled),
             logprobs=pack_logprobs(-self._random.gamma(0.3, 1.0, SAMPLED).astype(np.float32)),

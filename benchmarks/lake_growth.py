@@ -57,7 +57,7 @@ def run() -> list[Figure]:
 
 def _flushes(lake: Lake, writing: Writing) -> list[Figure]:
     load = Load()
-    sessions = cycle([_rows_of(load, number) for number in range(POOL)])
+    sessions = cycle([rows_of(load, number) for number in range(POOL)])
     halt, due, written = threading.Event(), 0.0, 0
     most: Counter[str] = Counter()
     files_written = 0
@@ -110,7 +110,7 @@ def _size_of_newest(lake: Lake) -> int:
     return max((lake.folder / "manifest").glob("*.json")).stat().st_size
 
 
-def _rows_of(load: Load, number: int) -> dict[str, list[Row]]:
+def rows_of(load: Load, number: int) -> dict[str, list[Row]]:
     """All rows of a session, by table."""
     found: dict[str, list[Row]] = {}
     for offset, (topic, _, _, value) in enumerate(load.session(number)):

@@ -381,9 +381,9 @@ class Client:
 
 def _is_shown(table: SessionTable, task_id: str, expected: str) -> bool:
     """True if the table shows the task with this body. Raises InputError if it shows another body."""
-    task = table.tasks.get(task_id)
-    if task is None or task.body_hash is None:
+    shown = table.shown_hash(task_id)
+    if shown is None:
         return False
-    if task.body_hash != expected:
+    if shown != expected:
         raise InputError("task_id", task_id, "already used with another body; choose a new id")
     return True

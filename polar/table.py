@@ -70,10 +70,14 @@ class SessionTable:
         """By task id and sample index."""
         self.refusals: dict[str, Refusal] = {}
         """By task id."""
+        self.on_change: Callable[[str], None] | None = None
+        """Called with the task's id after a row of it was written or deleted."""
         self._expected: dict[str, str] = {}
-        """Body hashes of submitted tasks, by task id."""
+        """Body hashes of submitted tasks that are neither shown nor refused, by task id."""
         self._built_ms: dict[str, int] = {}
         """Unix ms, by task id: when the oldest row was written that shows a session of the task as being built, or ended."""
+        self._changed_ms: dict[str, int] = {}
+        """Unix ms, by task id: when the newest row of the task or of one of its sessions was written."""
         self._ended: Counter[str] = Counter()
         """Number of ended sessions by task id, so that `is_finished` is cheap: it is called at every change, for thousands of sessions."""
         self._settings = settings
@@ -111,6 +115,11 @@ class SessionTable:
     def _followers(self) -> list[Follower]:
         return [self._follower] if self._letters is None else [self._follower, self._letters]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether reading has ended for good, so that the table changes no longer."""
+        return any(follower.failed.done() for follower in self._followers)
+
     async def caught_up(self) -> None:
         """Return once all rows and refusals that are on the log now are here. Raises NotReadyError, and what ended the reading."""
         try:
@@ -121,18 +130,27 @@ class SessionTable:
 
     def expect(self, hashes: Mapping[str, str]) -> None:
         """Look out for refusals of these tasks (body hash by id); call it before they are sent."""
-        self._expected.update(hashes)
-        for task_id in hashes:
+        for task_id, expected in hashes.items():
             self.refusals.pop(task_id, None)
+            if self.shown_hash(task_id) != expected:
+                self._expected[task_id] = expected
 
     def ended(self, task_id: str) -> list[SessionState]:
         """The task's sessions whose trajectory has been written."""
         return [row for row in self.sessions.get(task_id, {}).values() if row.phase is Phase.ENDED]
 
+    def shown_hash(self, task_id: str) -> str | None:
+        """The hash of the task's body; None: no coordinator shows a task with this id."""
+        task = self.tasks.get(task_id)
+        return None if task is None else task.body_hash
+
     def is_finished(self, task_id: str) -> bool:
         """Whether every session of the task has its trajectory."""
-        task = self.tasks.get(task_id)
-        return task is not None and task.body_hash is not None and self._ended[task_id] == task.num_samples
+        return self.shown_hash(task_id) is not None and self._ended[task_id] == self.tasks[task_id].num_samples
+
+    def ended_count(self, task_id: str) -> int:
+        """Number of the task's sessions whose trajectory has been written."""
+        return self._ended[task_id]
 
     def is_over(self, task_id: str) -> bool:
         """Whether the task is finished, or was refused and never will be."""
@@ -141,6 +159,13 @@ class SessionTable:
     def built_ms(self, task_id: str) -> int | None:
         """Unix ms: when the first trajectory of the task may have been written, later by the delay of its row; None: there is none yet."""
         return self._built_ms.get(task_id)
+
+    def changed_ms(self, task_id: str) -> int:
+        """Unix ms: when the newest row of the task or of one of its sessions was written; 0 if there is none.
+
+        The rows' own times are of the coordinator's clock, which counts from the beginning of the log.
+        """
+        return self._changed_ms.get(task_id, 0)
 
     async def until(self, holds: Callable[[], bool], deadline_s: float | None) -> bool:
         """Wait until `holds()`, called after each change. False if the deadline passes. Raises the error that ended the reading."""
@@ -155,6 +180,9 @@ class SessionTable:
         match row:
             case TaskState() if self._is_wanted(row.task_id):
                 self.tasks[row.task_id] = row
+                # A row with another body may belong to the task that was preferred to ours, which is refused later.
+                if row.task_id in self._expected and self._expected[row.task_id] == row.body_hash:
+                    del self._expected[row.task_id]
             case SessionState() if self._is_wanted(row.task_id):
                 rows = self.sessions.setdefault(row.task_id, {})
                 self._ended[row.task_id] += _has_ended(row) - _has_ended(rows.get(row.sample_index))
@@ -162,7 +190,10 @@ class SessionTable:
                 if row.phase in (Phase.BUILDING, Phase.ENDED):
                     built_ms = self._built_ms.get(row.task_id, record.timestamp)
                     self._built_ms[row.task_id] = min(built_ms, record.timestamp)
-        self._changed.set()
+            case _:
+                return
+        self._changed_ms[row.task_id] = max(self.changed_ms(row.task_id), record.timestamp)
+        self._notify(row.task_id)
 
     def _on_letter(self, _: bytes, record: Record) -> None:
         letter = dead_letters.parse(record)
@@ -171,8 +202,14 @@ class SessionTable:
         task_id = (letter.key or b"").decode(errors="replace")
         # Another task of the same id may be the one that was refused.
         if task_id in self._expected and _refused_hash(letter) == self._expected[task_id]:
+            del self._expected[task_id]
             self.refusals[task_id] = Refusal(task_id, letter.id, letter.process, letter.field, letter.reason)
             self._changed.set()
+
+    def _notify(self, task_id: str) -> None:
+        if self.on_change is not None:
+            self.on_change(task_id)
+        self._changed.set()
 
     def _is_wanted(self, task_id: str) -> bool:
         return self._task_ids is None or task_id in self._task_ids
@@ -182,10 +219,16 @@ class SessionTable:
         if kind == "task":
             self.tasks.pop(name, None)
             self._built_ms.pop(name, None)
+            self._changed_ms.pop(name, None)
+            if not self.sessions.get(name):  # those that expire with it were deleted before it
+                self.sessions.pop(name, None)
+                del self._ended[name]
+            self._notify(name)
         elif kind == "session":
-            row = self.sessions.get(task_id_of(name), {}).pop(int(name.rpartition(".")[2]), None)
-            self._ended[task_id_of(name)] -= _has_ended(row)
-        self._changed.set()
+            task_id = task_id_of(name)
+            row = self.sessions.get(task_id, {}).pop(int(name.rpartition(".")[2]), None)
+            self._ended[task_id] -= _has_ended(row)
+            self._notify(task_id)
 
 
 def _refused_hash(letter: Letter) -> str | None:

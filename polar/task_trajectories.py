@@ -106,9 +106,7 @@ async def _until_shown(table: SessionTable, task_ids: Collection[str], due: floa
     """Wait until a coordinator shows every task that isn't refused. Raises NotReadyError, or TimeoutError if `due` comes first."""
 
     def unknown() -> list[str]:
-        return [
-            task_id for task_id in task_ids if not _is_known(table.tasks.get(task_id)) and task_id not in table.refusals
-        ]
+        return [task_id for task_id in task_ids if table.shown_hash(task_id) is None and task_id not in table.refusals]
 
     remaining_s = _remaining_s(due, unknown())
     if await table.until(lambda: not unknown(), SHOWN_S if remaining_s is None else min(SHOWN_S, remaining_s)):
@@ -118,10 +116,6 @@ async def _until_shown(table: SessionTable, task_ids: Collection[str], due: floa
         f"{_named(unknown())}: no coordinator has shown the task within {SHOWN_S:.0f} s; was it submitted? "
         "(`polar status`; `polar dead-letters list` shows refused tasks)"
     )
-
-
-def _is_known(task: TaskState | None) -> bool:
-    return task is not None and task.body_hash is not None
 
 
 def _since(table: SessionTable, tasks: Sequence[TaskState], opened_at: float) -> dict[str | None, Since]:

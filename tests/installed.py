@@ -30,15 +30,15 @@ def python312(user: str) -> str:
     return found
 
 
-def packages(name: str, pins: Path, python: str) -> Path:
-    """The folder of these packages for `python`, made now if it isn't there or isn't whole.
+def packages(name: str, pins: Path, python: str, *flags: str) -> Path:
+    """The folder of these packages for `python`, made now if it isn't there or isn't whole; `flags` are pip's.
 
     Raises CacheError, and CalledProcessError where pip fails.
     """
 
     def build(folder: Path) -> None:
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile", "--no-deps"]
-        subprocess.run([*pip, "--target", folder, "-r", pins], check=True)
+        subprocess.run([*pip, *flags, "--target", folder, "-r", pins], check=True)
 
     def is_whole(folder: Path) -> bool:
         return install.pins(pins).items() <= install.installed(folder).items()

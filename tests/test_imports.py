@@ -61,6 +61,8 @@ OF_A_TRAINER = {
     "polar.trainer.skyrl": {"skyrl"},
     "polar.trainer.slime": {"slime"},
     "polar.trainer.trl": {"accelerate", "transformers", "trl"},
+    "polar.trainer.trl_async": {"transformers"},
+    "polar.trainer.verl": {"tensordict", "torch", "transfer_queue", "verl"},
     "polar.trainer.vllm_weights": {"safetensors"},
 }
 """Packages of another trainer that the module for it imports; its error says what to install."""
@@ -173,6 +175,16 @@ def test_what_a_trainer_imports_needs_no_extra(source: Source) -> None:
         or imported.partition(".")[0] in ROOMS
     ]
     assert wrong == []
+
+
+def test_a_subcommand_s_module_is_imported_when_it_is_used() -> None:
+    code = (
+        "import sys; from polar.cli.app import PLACES, app; from typer.testing import CliRunner; "
+        "assert CliRunner().invoke(app, ['status', '--help']).exit_code == 0; "
+        "print(*{place.split(':')[0] for place in PLACES.values() if f'polar.cli.{place.split(chr(58))[0]}' in sys.modules})"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert loaded == ["status"]
 
 
 def test_the_command_line_starts_without_the_heavy_parts() -> None:

@@ -23,7 +23,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 TIERS = ("system", "contract", "pure", "hard")
 """In the order in which a run begins them: systems wait most, so that other tests run beside them."""
-MEANS_HARD = ("apptainer", "clients", "docker", "gpu", "harnesses", "vllm")
+MEANS_HARD = ("apptainer", "clients", "docker", "gpu", "harnesses", "soak", "vllm")
 """Marks of tests that a make target of their own runs, such as `make test-docker`."""
 FOLDERS = {
     "tests/acceptance/up/": "system",

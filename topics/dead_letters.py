@@ -1,6 +1,7 @@
 """`polar.dead-letters`: records that could not be processed: their unchanged bytes, with reason and origin as headers.
 
-Any process writes it; people and those who submitted a task read it. Key: the record's own. One partition. A letter's id is its offset.
+Any process writes it; people, those who submitted a task, and analytics read it. Key: the record's own. One partition. A letter's id is
+its offset.
 `polar dead-letters replay` sends a letter to its origin again, and then writes an empty record whose header names the letter.
 """
 
@@ -17,7 +18,7 @@ TOPIC = Topic(
     records=(),
     key="the record's own",
     writers="any",
-    readers="people, submitters",
+    readers="people, submitters, analytics",
     retention_ms=30 * DAY_MS,
     partitions=1,
     embedded_partitions=1,
@@ -26,6 +27,8 @@ TOPIC = Topic(
 
 KEPT_LIMIT = 64 * 1024
 """Bytes of the record's own headers; larger ones aren't kept."""
+LAST_OFFSET = 2**63 - 1
+"""Kafka's offsets are signed and 64 bits wide."""
 HEADER_OVERHEAD = 16
 """Upper bound of a header's framing."""
 
@@ -123,5 +126,7 @@ def parse(record: kafka.Record) -> Letter | Replay:
 
 
 def _number(text: str | None) -> int | None:
-    """Plain digits only: `int` accepts more, and raises for thousands of digits."""
-    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 20 else None
+    """Plain digits only, of a number that fits 64 bits: `int` accepts more, and raises for thousands of digits."""
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > len(str(LAST_OFFSET)):
+        return None
+    return number if (number := int(text)) <= LAST_OFFSET else None

@@ -1,6 +1,7 @@
 """`polar.workers`: heartbeats of all processes and probes of coordinators, with the broker's timestamps (LogAppendTime, protocol 12).
 
-Coordinators (leases, slots), proxies (session owners) and `polar watch` read it from 10 s ago. One partition. Key: worker id.
+Coordinators (leases, slots), proxies (session owners) and `polar watch` read it from 10 s ago, analytics all of it. One partition. Key:
+worker id.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ TOPIC = Topic(
     records=RECORDS,
     key="worker id",
     writers="every process",
-    readers="coordinator, proxies, polar watch",
+    readers="coordinator, proxies, polar watch, analytics",
     retention_ms=HOUR_MS,
     partitions=1,
     embedded_partitions=1,

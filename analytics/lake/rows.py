@@ -1,12 +1,13 @@
 """Converts a record to rows, which contain every field of the record; token lists stay packed bytes.
 
 Pure. A fact, a call or a group gives one row; a trajectory gives one row and one for each call, trace and node. Records of
-`polar.completions` that only control the builder (`Open`, `Build`, `CloseGroup`, `Emitted`) give none: their result is the trajectory.
+`polar.completions` that only control the builder (`Open`, `Build`, `CloseGroup`, `Emitted`) give none: their result is the trajectory. Of
+`polar.fleet` only publications have rows, and of `polar.workers` only heartbeats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -14,14 +15,17 @@ import msgspec
 
 from topics import events
 from topics.completions import Disowned, RefusedRequest
+from topics.dead_letters import Letter, Replay
 from topics.events import Fact
+from topics.fleet import PolicyVersion
 from topics.log import kafka
 from topics.types.completion import CallError, Completion, Sampling
 from topics.types.errors import SessionError
 from topics.types.session import Accounting, Stage, task_id_of
 from topics.types.tokens import count, pack_ids
-from topics.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trajectory
+from topics.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trajectory, path
 from topics.verifications import Verification
+from topics.workers import Heartbeat
 
 Row = dict[str, Any]
 """Values by column: packed bytes for lists of numbers, ms for timestamps, a dict for a map, text or UTF-8 bytes for text."""
@@ -41,7 +45,8 @@ def origin(record: kafka.Record) -> Row:
 def of_record(record: object, at: Row, output: str | None = None) -> Rows:
     """A decoded record's rows. `at`: its origin. `output`: the suffix of a trajectories topic.
 
-    Records of `polar rebuild` give no rows: their sessions would be in the lake twice.
+    Records of `polar rebuild` give no rows: their sessions would be in the lake twice. Raises ValueError or LookupError for a trajectory
+    whose indexes make no tree.
     """
     match record:
         case Trajectory(rebuilt_with=bytes()) | GroupFinished(rebuilt=True):
@@ -63,6 +68,17 @@ def of_record(record: object, at: Row, output: str | None = None) -> Rows:
         case Verification():
             computed = {"task_id": task_id_of(record.session_id), "limit_nats": record.limit}
             yield "verifications", at | _fields(record, *VERIFICATION_FIELDS) | computed
+        case PolicyVersion():
+            # Only the record's own rollback has no offset yet.
+            is_rollback = any(each.offset is None for each in record.rollbacks)
+            published = {"policy_version": record.version, "engine": record.engine, "is_rollback": is_rollback}
+            yield "publications", at | published
+        case Heartbeat():
+            yield "heartbeats", at | _heartbeat(record)
+        case Letter():
+            yield "dead_letters", at | _letter(record)
+        case Replay():
+            yield "dead_letter_replays", at | {"letter_id": record.id, "sent_to": record.sent_to}
         case _ if isinstance(record, events.RECORDS):
             yield "events", at | _event(record)
 
@@ -85,6 +101,8 @@ VERIFICATION_FIELDS = (
     "trace_id", "session_id", "engine", "server", "verified_at", "policy_version", "publication", "tokens", "median", "p99", "largest",
     "over", "logprobs", "unscored", "output",
 )  # fmt: skip
+HEARTBEAT_FIELDS = ("worker_id", "role", "host", "pid", "address", "leaving")
+LETTER_FIELDS = ("reason", "process")
 FACT_FIELDS = (
     "fact_id", "session_id", "attempt", "claim_id", "worker_id", "num_samples", "status", "reward", "unenforced",
 )  # fmt: skip
@@ -169,6 +187,24 @@ def _sample_index(session_id: str) -> int | None:
     return int(index) if index.isascii() and index.isdecimal() and len(index) < 10 else None
 
 
+def _heartbeat(beat: Heartbeat) -> Row:
+    slots = [{"stage": one.stage.value, "pool": one.pool, "slots": one.slots, "free": one.free} for one in beat.stages]
+    values = {"in_flight": beat.calls, "slots": slots, "obstacle": beat.obstacle or None}
+    return _fields(beat, *HEARTBEAT_FIELDS) | values
+
+
+def _letter(letter: Letter) -> Row:
+    return {
+        **_fields(letter, *LETTER_FIELDS),
+        "record_key": letter.key,
+        "bytes": len(letter.value),
+        "field": letter.field or None,
+        "source_topic": letter.topic or None,
+        "source_partition": letter.partition,
+        "source_offset": letter.offset,
+    }
+
+
 TRAJECTORY_FIELDS = (
     "session_id", "task_id", "sample_index", "num_samples", "attempt", "status", "harness", "builder", "reward", "artifacts",
     "metadata", "mode", "reward_reason", "run", "label",
@@ -181,6 +217,7 @@ CALL_FIELDS = (
 
 
 def _trajectory(trajectory: Trajectory, at: Row) -> Rows:
+    _check_tree(trajectory)
     yield (
         "trajectories",
         {
@@ -202,11 +239,33 @@ def _trajectory(trajectory: Trajectory, at: Row) -> Rows:
             "plain": call.sampling.plain,
         }
         yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | values | _spans(call)
+    offsets = _answer_offsets(trajectory.nodes)
     for index, node in enumerate(trajectory.nodes):
         sampler = None if node.call is None else calls[node.call].call_id
-        values = {"node": index, "call_id": sampler, "media": _media(node)}
+        values = {"node": index, "call_id": sampler, "media": _media(node), "answer_offset": offsets[index]}
         yield "nodes", part | _fields(node, "parent", "tokens", "logprobs", "masked") | values
     yield from (("traces", part | row) for row in _traces(trajectory))
+
+
+def _check_tree(trajectory: Trajectory) -> None:
+    """Raise ValueError unless each path leads up to a root: a cycle of nodes has no end."""
+    for index, node in enumerate(trajectory.nodes):
+        if not ROOT <= node.parent < index:
+            raise ValueError(f"node {index} has the parent {node.parent}; a parent comes before its node")
+    for trace in trajectory.traces:
+        if not 0 <= trace.leaf < len(trajectory.nodes):
+            raise ValueError(f"the trace {trace.trace_id} has the leaf {trace.leaf} of {len(trajectory.nodes)} nodes")
+
+
+def _answer_offsets(nodes: Sequence[Node]) -> list[int | None]:
+    """By node: how many tokens of its call's answer come before its own, which the nodes above it hold; None: no call sampled it."""
+    offsets: list[int | None] = []
+    for node in nodes:
+        before = None if node.parent == ROOT else nodes[node.parent]
+        is_continued = before is not None and before.call == node.call
+        start = (offsets[node.parent] or 0) + count(before.tokens) if before is not None and is_continued else 0
+        offsets.append(None if node.call is None else start)
+    return offsets
 
 
 def _traces(trajectory: Trajectory) -> Iterator[Row]:
@@ -218,14 +277,17 @@ def _traces(trajectory: Trajectory) -> Iterator[Row]:
     """The last call that sampled tokens of the path; the nodes of one call are adjacent."""
     for index, node in enumerate(nodes):
         before = node.parent
-        path = (0, 0, None) if before == ROOT else (tokens[before], calls[before], sampler[before])
-        tokens[index] = path[0] + count(node.tokens)
-        is_new = node.call is not None and node.call != path[2]
-        calls[index] = path[1] + is_new
-        sampler[index] = node.call if is_new else path[2]
+        above = (0, 0, None) if before == ROOT else (tokens[before], calls[before], sampler[before])
+        tokens[index] = above[0] + count(node.tokens)
+        is_new = node.call is not None and node.call != above[2]
+        calls[index] = above[1] + is_new
+        sampler[index] = node.call if is_new else above[2]
     for trace in trajectory.traces:
+        indexes = path(trajectory, trace.leaf)
         yield {
             **_fields(trace, "trace_id", "leaf", "kind", "reward", "finish_reason"),
+            "path": pack_ids(indexes),
+            "starts": pack_ids([tokens[index] - count(nodes[index].tokens) for index in indexes]),
             "trains": pack_ids(trace.trains),
             "tokens": tokens[trace.leaf],
             "trainable_tokens": sum(count(nodes[index].tokens) for index in trace.trains),

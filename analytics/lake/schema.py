@@ -25,6 +25,7 @@ PACKED = (IDS, LOGPROBS)
 TEXTS = pa.map_(TEXT, TEXT)
 COUNTS = pa.map_(TEXT, INT)
 SPANS = pa.list_(pa.struct([("version", INT), ("start", INT), ("end", INT)]))
+SLOTS = pa.list_(pa.struct([("stage", TEXT), ("pool", TEXT), ("slots", INT), ("free", INT)]))
 
 
 @dataclass(frozen=True)
@@ -334,6 +335,8 @@ TRACES = Table(
         Column("trainable_tokens", INT, "in the nodes that it trains"),
         Column("calls", INT, "that sampled tokens of the path"),
         *OUTPUT,
+        Column("path", IDS, "nodes from the root to `leaf`; null in older files"),
+        Column("starts", IDS, "position in the trace of the first token of each node of `path`; null in older files"),
     ),
 )
 NODES = Table(
@@ -355,6 +358,11 @@ NODES = Table(
         ),
         *OUTPUT,
         Column("media", TEXT, "JSON array: the images and sounds that begin in it; null: none, and in older files"),
+        Column(
+            "answer_offset",
+            INT,
+            "tokens of its call's answer before its own; null: the model only read its tokens, and in older files",
+        ),
     ),
 )
 GROUPS = Table(
@@ -396,6 +404,57 @@ VERIFICATIONS = Table(
         *OUTPUT,
     ),
 )
+PUBLICATIONS = Table(
+    "publications",
+    "Weights that trainers published, as `polar.fleet` holds them. `log_offset` is what other tables call `publication`.",
+    (
+        *LOG,
+        Column("policy_version", INT, "the trainer's number; null: unknown, since an update was interrupted"),
+        Column("engine", TEXT, "whose weights, by its name in the proxies' settings; null: those of all engines"),
+        Column("is_rollback", FLAG, "whether the number is lower than the one that it replaced"),
+    ),
+)
+HEARTBEATS = Table(
+    "heartbeats",
+    "A sample of the heartbeats of all processes, which `polar.workers` keeps for an hour. Of each process: the first that the writer "
+    "reads, the first of each minute, and each with other slots, another address or obstacle, or the news that the process leaves.",
+    (
+        *LOG,
+        Column("worker_id", TEXT, "of one start of a process, as in `events`"),
+        Column("role", TEXT, "`worker`, `proxy`, `coordinator`, …"),
+        Column("host", TEXT, "its host's name"),
+        Column("pid", INT, "its process id there"),
+        Column("address", TEXT, "URL at which other proxies reach it; null: it is no proxy, or not ready"),
+        Column("leaving", FLAG, "whether it shuts down"),
+        Column("in_flight", INT, "a proxy's calls at engines at that moment"),
+        Column("slots", SLOTS, "by stage and pool: how many it has, and how many are free at that moment"),
+        Column("obstacle", TEXT, "why a part of it waits for a person; null: nothing does"),
+    ),
+)
+DEAD_LETTERS = Table(
+    "dead_letters",
+    "Records that could not be processed, as `polar.dead-letters` holds them, without their bytes. `log_offset` is the letter's id.",
+    (
+        *LOG,
+        Column("record_key", TEXT, "the record's key; null: it has none"),
+        Column("bytes", INT, "size of the record's value"),
+        Column("reason", TEXT, "for people"),
+        Column("field", TEXT, "the invalid field; null: none is to blame"),
+        Column("process", TEXT, "who could not process it"),
+        Column("source_topic", TEXT, "full name of the topic that it was read from; null: not recorded"),
+        Column("source_partition", INT, "its partition there; null: not recorded"),
+        Column("source_offset", INT, "its offset there; null: not recorded"),
+    ),
+)
+DEAD_LETTER_REPLAYS = Table(
+    "dead_letter_replays",
+    "Dead letters that were sent to their topic again (`polar dead-letters replay`).",
+    (
+        *LOG,
+        Column("letter_id", INT, "the letter's id"),
+        Column("sent_to", TEXT, "`topic[partition]@offset`"),
+    ),
+)
 TABLES = {
     table.name: table
     for table in (
@@ -409,6 +468,10 @@ TABLES = {
         NODES,
         GROUPS,
         VERIFICATIONS,
+        PUBLICATIONS,
+        HEARTBEATS,
+        DEAD_LETTERS,
+        DEAD_LETTER_REPLAYS,
     )
 }
 
@@ -420,4 +483,4 @@ def document() -> str:
 
 def _section(table: Table) -> str:
     rows = [f"| `{column.name}` | {column.type} | {column.doc} |" for column in table.columns]
-    return "\n".join([f"### {table.name}", "", table.doc, "", "| column | type | |", "|---|---|---|", *rows])
+    return "\n".join([f"### {table.name}", "", table.doc, "", "| column | type | meaning |", "|---|---|---|", *rows])

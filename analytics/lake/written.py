@@ -7,15 +7,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analytics.lake.manifest import Lake, Partition
-from topics import completions, events, trajectories, verifications
+from topics import completions, dead_letters, events, fleet, trajectories, verifications, workers
 
 OUTPUTS = f"{trajectories.TOPIC.name}."
 TABLES = {
     events.TOPIC.name: ("events",),
     completions.TOPIC.name: ("completions", "disowned", "refused_requests"),
     verifications.TOPIC.name: ("verifications",),
+    fleet.TOPIC.name: ("publications",),
+    workers.TOPIC.name: ("heartbeats",),
+    dead_letters.TOPIC.name: ("dead_letters", "dead_letter_replays"),
 }
-"""The tables with one row for each record of a topic; a trajectories topic has those of `OF_OUTPUT`."""
+"""The tables with one row for each record of a topic that has any; a trajectories topic has those of `OF_OUTPUT`."""
 OF_OUTPUT = ("trajectories", "groups")
 
 

@@ -1,5 +1,5 @@
 """Follows the topics of `analytics/live/fold.py`: the session table from its beginning, heartbeats of the last 10 s, calls and facts of the
-last minute.
+last minute; for `analytics/live/recent.py` calls of the last ten minutes, and facts and trajectories of the last three hours.
 
 Invariant: a snapshot is available at any time. While Kafka is unreachable, it shows the time of the last answer and says so. Time is the
 broker's: this host's clock, corrected by the newest heartbeats.
@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from typing import Any, ClassVar, Self
 
 import msgspec
+import structlog
 
 from analytics.live.fold import Fold, Snapshot
-from topics import completions, events, fleet, sessions, workers
+from analytics.live.recent import Recent
+from analytics.live.series import MINUTE_MS, WINDOW
+from topics import completions, events, fleet, sessions, trajectories, workers
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log.follow import Follower, Since
-from topics.log.kafka import Record
+from topics.log.kafka import KafkaError, Record
 from topics.types.errors import NotReadyError
 
 READ_S = 300.0
@@ -29,10 +32,15 @@ WORKERS_S = 10.0
 """Longer than a lease: every live process has sent a heartbeat since."""
 CALLS_S = 60.0
 """The minute of which rates are shown."""
+RECENT_CALLS_S = 600.0
+"""Sessions that began earlier have no figures until they end: calls are most of the log."""
+RECENT_S = WINDOW * MINUTE_MS / 1000
 SILENT_S = 2.0
 """A coordinator sends a heartbeat each second; after this silence Kafka is probed."""
 AWAY_S = 4.0
 """After this long without an answer or a heartbeat, Kafka counts as unreachable."""
+
+log = structlog.get_logger()
 
 
 class Live:
@@ -42,11 +50,17 @@ class Live:
     """The topics needed for live processes and the fleet's state."""
     ALL: ClassVar[Collection[Topic]] = (*PROCESSES, sessions.TOPIC, events.TOPIC, completions.TOPIC)
 
-    def __init__(self, settings: Settings, topics: Collection[Topic] = ALL) -> None:
+    def __init__(self, settings: Settings, topics: Collection[Topic] = ALL, *, recent: Recent | None = None) -> None:
+        """`recent` gets the records too, and those of the trajectories topics."""
         self._settings = settings
-        self._topics = topics
+        self._recent = recent
+        self._topics = topics if recent is None else (*topics, trajectories.TOPIC, trajectories.EVAL)
         self._fold = Fold()
-        self._followers = [self._follower(topic) for topic in topics]
+        self._followers = [self._follower(topic) for topic in self._topics]
+        self._named_outputs: dict[str, asyncio.Task[None]] = {}
+        """Readers of output topics that tasks named."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Those that end, since others are newer."""
         self._starting: list[asyncio.Task[None]] = []
         self._probing: asyncio.Task[None] | None = None
         self._skew_ms = 0
@@ -66,7 +80,7 @@ class Live:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._probing is not None, "`async with` was entered"
-        tasks = [*self._starting, self._probing]
+        tasks = [*self._starting, *self._named_outputs.values(), *self._leaving, self._probing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -103,16 +117,57 @@ class Live:
         return passed / total if total else 0.0
 
     def _follower(self, topic: Topic) -> Follower:
-        fold = self._fold
+        fold, recent = self._fold, self._recent
+        minute = Since.ago(CALLS_S)
         takes: dict[str, tuple[Callable[[Any, Record], None], Since]] = {
             workers.TOPIC.name: (self._on_sign, Since.ago(WORKERS_S)),
             fleet.TOPIC.name: (lambda record, envelope: fold.fleet(record, envelope.timestamp), Since.BEGINNING),
-            sessions.TOPIC.name: (lambda row, envelope: fold.row(row, envelope.timestamp), Since.BEGINNING),
-            events.TOPIC.name: (lambda fact, envelope: fold.fact(fact, envelope.timestamp), Since.ago(CALLS_S)),
-            completions.TOPIC.name: (lambda call, envelope: fold.call(call, envelope.timestamp), Since.ago(CALLS_S)),
+            sessions.TOPIC.name: (self._on_row, Since.BEGINNING),
+            events.TOPIC.name: (self._on_fact, Since.ago(RECENT_S) if recent else minute),
+            completions.TOPIC.name: (self._on_call, Since.ago(RECENT_CALLS_S) if recent else minute),
         }
-        on_record, since = takes[topic.name]
+        on_record, since = takes.get(topic.name, (self._on_output, Since.ago(RECENT_S)))
         return Follower(self._settings, topic, on_record, since=since, on_tombstone=self._on_tombstone, committed=True)
+
+    def _on_row(self, row: sessions.Row, envelope: Record) -> None:
+        self._fold.row(row, envelope.timestamp)
+        if self._recent is not None:
+            self._recent.row(row, envelope.timestamp)
+            self._follow_outputs(self._recent.outputs.keys())
+
+    def _follow_outputs(self, outputs: Set[str]) -> None:
+        for output in self._named_outputs.keys() - outputs:
+            leaving = self._named_outputs.pop(output)
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            leaving.cancel()
+        for output in outputs - self._named_outputs.keys():
+            self._named_outputs[output] = asyncio.create_task(self._follow(output), name=f"live-{output}")
+
+    def _on_fact(self, fact: events.Fact, envelope: Record) -> None:
+        self._fold.fact(fact, envelope.timestamp)
+        if self._recent is not None:
+            self._recent.fact(fact, envelope.timestamp)
+
+    def _on_call(self, call: completions.CallRecord, envelope: Record) -> None:
+        self._fold.call(call, envelope.timestamp)
+        if self._recent is not None:
+            self._recent.call(call, envelope.timestamp)
+
+    def _on_output(self, output: trajectories.Output, envelope: Record) -> None:
+        assert self._recent is not None, "only it follows trajectories"
+        self._recent.output(output, envelope.timestamp, self._now_ms())
+
+    async def _follow(self, output: str) -> None:
+        """Read an output topic until cancelled; it may have been deleted, which concerns its own sessions alone."""
+        follower = self._follower(trajectories.topic(output))
+        try:
+            await follower.start(READ_S)
+            await follower.failed
+        except (NotReadyError, KafkaError) as error:
+            log.warning("an output isn't shown", action="live.output", output=output, reason=str(error))
+        finally:
+            await follower.stop()
 
     def _on_sign(self, sign: workers.Sign, envelope: Record) -> None:
         self._answered()
@@ -124,7 +179,10 @@ class Live:
         self._skew_ms = skew_ms
 
     def _on_tombstone(self, record: Record) -> None:
-        self._fold.tombstone((record.key or b"").decode(errors="replace"))
+        key = (record.key or b"").decode(errors="replace")
+        self._fold.tombstone(key)
+        if self._recent is not None:
+            self._recent.tombstone(key)
 
     def _now_ms(self) -> int:
         return round(time.time() * 1000) - self._skew_ms

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 
@@ -21,6 +22,7 @@ from analytics.queries import views
 from topics.environment.settings import Settings
 from topics.types.errors import InputError, NotReadyError
 
+T = TypeVar("T")
 FIELD = "SQL"
 MEMORY = "25%"
 """Share of the machine's memory for one query, beside a broker, proxies, harnesses and other readers. DuckDB's default is 80 %."""
@@ -31,6 +33,10 @@ READS = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "C
 RUNS_TEXT = frozenset({"query", "json_execute_serialized_sql"})
 """Functions that run a string as SQL, which would not be checked."""
 EXPLAIN = re.compile(r"(\s|--[^\n]*\n)*EXPLAIN\s+(ANALYZE\s+)?(\([\w\s,]*\)\s*)?(?=\S)", re.IGNORECASE)
+LISTS = re.compile(r"information_schema|duckdb_|pg_|pragma_|sqlite_", re.IGNORECASE)
+"""A query that reads a list of what there is."""
+OF_ONE = frozenset({"DESCRIBE", "SUMMARY"})
+"""Parse-tree sorts of DESCRIBE and SUMMARIZE that name what they describe; SHOW, and DESCRIBE without a name, list what there is."""
 ONLY_READS = "only queries are allowed: SELECT, WITH … SELECT, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, or EXPLAIN of one of these"
 BATCH = 1024
 """Rows fetched at a time."""
@@ -53,39 +59,66 @@ class Answer:
         self.columns: list[tuple[str, str]] = [(name, str(kind)) for name, kind, *_ in cursor.description or ()]
         """Names, possibly repeated, and DuckDB's types."""
 
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The rows, with timestamps in UTC, and maps and structs as dicts. Raises as `Reader.ask`."""
+    def rows(self, batch: int = BATCH) -> Iterator[tuple[Any, ...]]:
+        """The rows, with timestamps in UTC, and maps and structs as dicts; `batch` are in memory at once. Raises as `Reader.ask`."""
         with _as_our_errors(self._sql):
-            while rows := self._cursor.fetchmany(BATCH):
+            while rows := self._cursor.fetchmany(batch):
                 yield from rows
 
 
 class Reader:
     """Runs queries, one at a time, on the lake as of `manifest`."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, manifest: Manifest) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path, manifest: Manifest) -> None:
         self._connection = connection
+        self._folder = folder
         self.manifest = manifest
+        self._created: set[str] = set()
+        """Names of views and tables that are there. Making all of them takes a third of a second of computing, and a query uses few."""
 
     def ask(self, sql: str) -> Answer:
         """Run one query. Raises InputError for anything else and for wrong SQL, NotReadyError if a file of the lake can't be read."""
         with _as_our_errors(sql):
-            self._check(sql)
-            return Answer(sql, self._connection.execute(sql))
+            lists = self._check(sql)
+            return Answer(sql, self._bound(sql, lists, self._connection.execute))
 
     def batches(self, sql: str) -> tuple[Any, Iterator[Any]]:
         """The answer as a pyarrow Schema and RecordBatches. Raises as `ask`, also while the batches are read."""
         with _as_our_errors(sql):
-            self._check(sql)
-            found = self._connection.sql(sql).to_arrow_reader(ARROW_BATCH)
+            lists = self._check(sql)
+            found = self._bound(sql, lists, self._connection.sql).to_arrow_reader(ARROW_BATCH)
             return found.schema, _batches(sql, found)
 
     def interrupt(self) -> None:
         """End the query of another thread, which raises InputError there."""
         self._connection.interrupt()
 
-    def _check(self, sql: str) -> None:
-        """Raise InputError unless `sql` is one statement that only reads."""
+    def _bound(self, sql: str, lists: bool, run: Callable[[str], T]) -> T:
+        """Run a checked query once the views that it uses exist, or all views if it `lists` them."""
+        self._create(views.EVERY if lists else views.needed(sql))
+        try:
+            return run(sql)
+        except duckdb.CatalogException:
+            # Names may be hidden from `needed`, and DuckDB proposes a similar name only if it is there.
+            self._create(views.EVERY)
+            return run(sql)
+
+    def _create(self, names: Set[str]) -> None:
+        if not (missing := names - self._created):
+            return
+        try:
+            views.create(self._connection, self._folder, self.manifest, missing)
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error as error:
+            # DuckDB calls a listed file that doesn't exist forbidden.
+            paths = views.files(self._folder, self.manifest, *TABLES)
+            gone = next((f"{path} is gone" for path in paths if not Path(path).exists()), None)
+            raise NotReadyError(f"the lake in {self._folder} can't be read: {gone or error}") from error
+        self._created |= missing
+
+    def _check(self, sql: str) -> bool:
+        """Raise InputError unless `sql` is one statement that only reads. Returns whether it lists what there is."""
         try:
             sql.encode()
         except UnicodeEncodeError:
@@ -101,13 +134,12 @@ class Reader:
             raise InputError(FIELD, sql, "a PIVOT must list its values: PIVOT … ON column IN ('a', 'b')")
         explain = EXPLAIN.match(sql)
         if kind is duckdb.StatementType.EXPLAIN and explain is not None:
-            self._check(sql[explain.end() :])
-        elif kind is not duckdb.StatementType.SELECT:
+            return self._check(sql[explain.end() :])
+        if kind is not duckdb.StatementType.SELECT:
             raise InputError(FIELD, sql, ONLY_READS)
-        else:
-            self._check_tree(sql)
+        return self._check_tree(sql)
 
-    def _check_tree(self, sql: str) -> None:
+    def _check_tree(self, sql: str) -> bool:
         [(serialized,)] = self._connection.execute("SELECT json_serialize_sql($1)", [sql]).fetchall()
         try:
             tree = json.loads(serialized)
@@ -115,12 +147,15 @@ class Reader:
             raise InputError(FIELD, sql, "nested too deeply to be checked") from None
         if tree["error"]:
             raise InputError(FIELD, sql, f"{ONLY_READS}; {tree['error_message']}")
+        lists = LISTS.search(sql) is not None
         for node in _nodes(tree):
             kind, function = str(node.get("type", "")), str(node.get("function_name", "")).lower()
             if kind.endswith("_NODE") and kind not in READS:
                 raise InputError(FIELD, sql, ONLY_READS)
             if function in RUNS_TEXT:
                 raise InputError(FIELD, sql, f"{function}() runs text as SQL; write that SQL itself")
+            lists |= kind == "SHOW_REF" and node.get("show_type") not in OF_ONE
+        return lists
 
 
 @contextmanager
@@ -133,12 +168,12 @@ def connect(settings: Settings) -> Iterator[Reader]:
             spill = stack.enter_context(TemporaryDirectory(prefix="polar-sql-"))
             connection = duckdb.connect()
             stack.callback(_close, connection)
-            connection.execute("SET TimeZone = 'UTC'")
-            views.create(connection, lake.folder, manifest)
+            # Each use binds a view and everything below it; caching the files' footers halves that cost.
+            connection.execute("SET TimeZone = 'UTC'; SET parquet_metadata_cache = true")
             _lock(connection, views.files(lake.folder, manifest, *TABLES), spill)
         except (OSError, duckdb.Error) as error:
             raise NotReadyError(f"the lake in {lake.folder} can't be read: {error}") from error
-        yield Reader(connection, manifest)
+        yield Reader(connection, lake.folder, manifest)
 
 
 def _close(connection: duckdb.DuckDBPyConnection) -> None:

@@ -1,8 +1,8 @@
 """Which partitions of the log this process writes to the lake: the group `<namespace>.analytics` shares them out.
 
 Membership alone: nothing is read here, and a rebalance is only noted; whoever writes looks at `assigned` when it suits. Followed are
-events, completions, verifications and every trajectories topic, named ones as soon as they are made. The offsets committed are for lag
-metrics only.
+the topics of `analytics.lake.written.TABLES` and every trajectories topic, named ones as soon as they are made. The offsets committed are
+for lag metrics only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import partial
 
 import structlog
 
-from topics import completions, events, trajectories, verifications
+from analytics.lake.written import TABLES
+from topics import trajectories
 from topics.environment.settings import Settings
 from topics.log import kafka, membership
 
@@ -83,7 +84,6 @@ class Membership:
     def _followed(self, there: set[str]) -> list[str]:
         """Of all topics on the broker those that the lake holds."""
         namespace = self._settings.namespace
-        topics = (events.TOPIC, completions.TOPIC, trajectories.TOPIC, verifications.TOPIC)
-        fixed = {topic.full_name(namespace) for topic in topics}
+        fixed = {f"{namespace}.{topic}" for topic in (*TABLES, trajectories.TOPIC.name)}
         named = f"{trajectories.TOPIC.full_name(namespace)}."
         return sorted(name for name in there if name in fixed or name.startswith(named))

@@ -14,6 +14,7 @@ import structlog
 
 from analytics.lake.manifest import Lake, Manifest, Partition
 from analytics.lake.written import written
+from topics import workers
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.log import kafka
@@ -69,6 +70,9 @@ class LogReader:
         begins = {source: await self._shared_end(source) for source in await replaced(self._consumer, last, first, end)}
         for source in self._partitions:
             wanted = begins.get(source, manifest.offset(self.name(source)))
+            if self.name(source)[0] == workers.TOPIC.name and wanted is not None:
+                # Heartbeats are kept for an hour, and the lake has a sample of them: a gap is no loss.
+                wanted = max(wanted, first[source])
             self._consumer.seek(source, _begin(wanted, first[source], end[source], source))
 
     async def read(self, timeout_ms: int) -> list[kafka.Record]:

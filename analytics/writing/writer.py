@@ -1,4 +1,4 @@
-"""The `analytics` consumer: events, completions and trajectories from the log into the lake, each record exactly once.
+"""The `analytics` consumer: from the log into the lake, each record of the topics of `analytics.lake.written` exactly once.
 
 The group `<namespace>.analytics` assigns partitions; reading starts at the newest manifest's offsets, never at committed ones. A flush
 writes a file for each table with rows, then commits files and offsets together as the next manifest. A writer that finds its partitions'
@@ -23,10 +23,11 @@ from analytics.lake.rows import Row
 from analytics.lake.written import output_of
 from analytics.writing import upkeep
 from analytics.writing.flush import SupersededError, flush
+from analytics.writing.heartbeat_sample import HeartbeatSample
 from analytics.writing.membership import Membership
 from analytics.writing.reader import LogReader, cluster_id
 from analytics.writing.retries import Retries
-from topics import completions, events, trajectories, verifications
+from topics import completions, dead_letters, events, fleet, trajectories, verifications, workers
 from topics.contract.codec import Codec, DecodeError, UnknownRecord
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
@@ -49,7 +50,10 @@ CODECS: dict[str, Codec[object]] = {
     events.TOPIC.name: events.CODEC,  # type: ignore[dict-item] # only read from
     completions.TOPIC.name: completions.CODEC,  # type: ignore[dict-item]
     verifications.TOPIC.name: verifications.CODEC,  # type: ignore[dict-item]
+    fleet.TOPIC.name: fleet.CODEC,  # type: ignore[dict-item]
+    workers.TOPIC.name: workers.CODEC,  # type: ignore[dict-item]
 }
+"""By topic; a trajectories topic has its own codec, and dead letters have none."""
 
 log = structlog.get_logger()
 
@@ -158,6 +162,7 @@ class Writer:
         self._base: dict[Partition, int | None] = {}
         """The offsets that we expect in the newest manifest."""
         self._buffer = Buffer()
+        self._heartbeats = HeartbeatSample()
         self._flushed_at = time.monotonic()
         self.skipped: Counter[str] = Counter()
         """Counts of skipped records: `undecodable`, `unfit`, `unknown_<type>`."""
@@ -233,7 +238,7 @@ class Writer:
 
     async def _drop(self) -> None:
         """Drop rows that weren't committed; they are on the log."""
-        self._buffer, self._partitions = Buffer(), frozenset()
+        self._buffer, self._heartbeats, self._partitions = Buffer(), HeartbeatSample(), frozenset()
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.stop()
@@ -243,7 +248,9 @@ class Writer:
         self._buffer.last[source] = LastRead(record.offset, record.timestamp)
         topic, at = source[0], f"{record.topic}[{record.partition}]@{record.offset}"
         try:
-            decoded = CODECS.get(topic, trajectories.CODEC).decode(record.value or b"")
+            decoded = _decoded(topic, record)
+            if isinstance(decoded, workers.Heartbeat) and not self._heartbeats.takes(decoded, record.timestamp):
+                return
             made = list(rows.of_record(decoded, rows.origin(record), output_of(topic)))
         except DecodeError as error:
             self.skipped["undecodable"] += 1
@@ -276,3 +283,10 @@ class Writer:
             self._retries.succeeded()
             await self._membership.commit(positions)
         self._flushed_at = time.monotonic()
+
+
+def _decoded(topic: str, record: kafka.Record) -> object:
+    """The decoded record. `topic`: its name without the namespace. Raises DecodeError."""
+    if topic == dead_letters.TOPIC.name:
+        return dead_letters.parse(record)
+    return CODECS.get(topic, trajectories.CODEC).decode(record.value or b"")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 
 WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 56, 30, 24, 46
 COLOURS = ("#2f7ed8", "#d9792b", "#3a9b58", "#a04ab5", "#c43c4e", "#6b7a8f")
 STEPS_A_TICK = 5
+WINDOW = 5
+"""Steps in a mean of the line."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Curve:
     before: float
     after: float
     """Held out; the rings left and right."""
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The mean of each value and the `WINDOW - 1` before it, as far as there are."""
+    return [fmean(values[max(0, at + 1 - WINDOW) : at + 1]) for at in range(len(values))]
 
 
 def svg(curves: Sequence[Curve]) -> str:

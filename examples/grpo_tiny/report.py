@@ -14,12 +14,10 @@ from typing import Any
 from examples.grpo_tiny import picture
 from examples.grpo_tiny.checkpoint import Step
 
-WINDOW = 5
-"""Steps of a running mean."""
 UNJUDGED = 0.02
 """Share of an evaluation's sessions that may end without a reward; the mean of the others would hide more."""
 LEARNED = 0.8
-"""Mean reward of `WINDOW` steps that counts as learned."""
+"""Mean reward of `picture.WINDOW` steps that counts as learned."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,8 @@ class Result:
 
     @property
     def smooth(self) -> list[float]:
-        """Of each step and the `WINDOW - 1` before it, as far as there are."""
-        return [fmean(self.means[max(0, at + 1 - WINDOW) : at + 1]) for at in range(len(self.steps))]
+        """By step: `picture.smoothed`."""
+        return picture.smoothed(self.means)
 
     @property
     def trained(self) -> Counter[str]:
@@ -99,8 +97,10 @@ class Result:
 
     @property
     def learned_at(self) -> int | None:
-        """The first step at which `WINDOW` steps' mean is above `LEARNED`."""
-        return next((at + 1 for at, mean in enumerate(self.smooth) if at + 1 >= WINDOW and mean > LEARNED), None)
+        """The first step at which `picture.WINDOW` steps' mean is above `LEARNED`."""
+        return next(
+            (at + 1 for at, mean in enumerate(self.smooth) if at + 1 >= picture.WINDOW and mean > LEARNED), None
+        )
 
 
 def unjudged(rewards: Iterable[float | None]) -> int:

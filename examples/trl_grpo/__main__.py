@@ -26,10 +26,12 @@ PRECISION = "float32"  # on a GPU: "bfloat16", as the server's --dtype
 GROUP = 8
 """Sessions of a prompt."""
 HELD_OUT_GROUP = 4
+UPDATES = 2
+"""A batch of rollouts is trained in so many updates."""
 
 
 def main() -> None:
-    """Train until --steps updates are done."""
+    """Train on --batches of rollouts."""
     options = arguments()
 
     def task(prompt: str) -> dict[str, Any]:
@@ -42,26 +44,30 @@ def main() -> None:
         output_dir=str(options.out),
         **DEVICE,
         num_generations=GROUP,
-        # Sessions of an update: all of them in one batch of rollouts, half of them in one forward pass.
-        per_device_train_batch_size=options.prompts * GROUP // 2,
-        gradient_accumulation_steps=2,
-        max_steps=options.steps,
+        # A batch of rollouts is trained in two updates, each on half of its sessions.
+        per_device_train_batch_size=options.prompts * GROUP // UPDATES,
+        steps_per_generation=UPDATES,
+        gradient_accumulation_steps=1,
+        max_steps=options.batches * UPDATES,
         learning_rate=options.learning_rate,
-        lr_scheduler_type="constant",
+        lr_scheduler_type="linear",
+        warmup_steps=5,
+        adam_beta2=0.95,
         scale_rewards="none",
         # The default leaves out long sessions.
         vllm_importance_sampling_mode="token_truncate",
         shuffle_dataset=False,
-        save_steps=1,
+        # After a whole batch, so that a resumed training trains each session once.
+        save_steps=UPDATES,
         save_total_limit=2,
-        logging_steps=1,
+        logging_steps=UPDATES,
         log_completions=True,
         num_completions_to_print=1,
         report_to="none",
         disable_tqdm=True,
         seed=options.seed,
         eval_strategy="steps" if options.evaluate_every else "no",
-        eval_steps=options.evaluate_every or None,
+        eval_steps=options.evaluate_every * UPDATES or None,
         eval_on_start=bool(options.evaluate_every),
         per_device_eval_batch_size=options.held_out,
         num_generations_eval=HELD_OUT_GROUP,
@@ -77,7 +83,7 @@ def main() -> None:
         args=config,
         reward_funcs=rollouts.reward,
         rollout_func=rollouts,
-        train_dataset=prompts("train", options.steps * options.prompts),
+        train_dataset=prompts("train", options.batches * options.prompts),
         eval_dataset=prompts("held-out", options.held_out // HELD_OUT_GROUP),
     )
     with rollouts.of(trainer):
@@ -99,11 +105,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="TRL's checkpoints and logs")
     parser.add_argument("--run", default="trl-grpo", metavar="NAME", help="names the training (default trl-grpo)")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
-    parser.add_argument("--steps", type=int, default=45, metavar="N", help="updates (default 45)")
-    parser.add_argument("--prompts", type=int, default=12, metavar="N", help=f"an update, of {GROUP} sessions each")
+    parser.add_argument(
+        "--batches", type=int, default=45, metavar="N", help=f"of rollouts, {UPDATES} updates each (default 45)"
+    )
+    parser.add_argument("--prompts", type=int, default=12, metavar="N", help=f"a batch, of {GROUP} sessions each")
     parser.add_argument("--learning-rate", type=float, default=2e-4, metavar="RATE", help="default 2e-4")
     parser.add_argument("--held-out", type=int, default=256, metavar="N", help="sessions of an evaluation")
-    parser.add_argument("--evaluate-every", type=int, default=0, metavar="N", help="updates; 0: never (default)")
+    parser.add_argument("--evaluate-every", type=int, default=0, metavar="N", help="batches; 0: never (default)")
     parser.add_argument("--evaluator", default=EVALUATOR, metavar="MODULE:CLASS", help="what judges a session")
     return parser.parse_args()
 

@@ -1,40 +1,86 @@
-"""The tree of the `polar` command: each subcommand and its module."""
+"""The tree of the `polar` command: each subcommand and its module, which is imported when the subcommand is used."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any, cast
 
 import typer
+from typer.main import get_group
 
 import polar
-from polar.cli import (
-    cancel,
-    dead_letters,
-    doctor,
-    export,
-    fleet,
-    keys,
-    process,
-    proxy,
-    rebuild,
-    rest,
-    session,
-    show,
-    sql,
-    status,
-    submit,
-    tasks,
-    topics,
-    trajectories,
-    up,
-    verify,
-    watch,
-    worker,
-)
+from polar.cli import process
 from polar.cli.exits import Commands
 
+PLACES = {
+    "up": "up:up",
+    "doctor": "doctor:doctor",
+    "submit": "submit:submit",
+    "watch": "watch:watch",
+    "status": "status:status",
+    "show": "show.command:show",
+    "cancel": "cancel:cancel",
+    "trajectories": "trajectories:trajectories",
+    "rebuild": "rebuild:rebuild",
+    "verify": "verify:verify",
+    "sql": "sql:sql",
+    "worker": "worker:worker",
+    "proxy": "proxy:proxy",
+    "rest": "rest:rest",
+    "page": "page:page",
+    "export": "export:app",
+    "keys": "keys:app",
+    "tasks": "tasks:app",
+    "session": "session:app",
+    "fleet": "fleet:app",
+    "policy": "fleet:policy_app",
+    "topics": "topics:app",
+    "dead-letters": "dead_letters:app",
+}
+"""Module in `polar.cli`, and the function, or the Typer app of a group of subcommands."""
+
+
+class Subcommands(Mapping[str, Any]):
+    """The commands of `PLACES` by name. All modules together take a second to import, so each is imported at its first use."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            module, attribute = PLACES[name].split(":")
+            place = getattr(import_module(f"polar.cli.{module}"), attribute)
+            self._found[name] = _command(name, place)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PLACES)
+
+    def __len__(self) -> int:
+        return len(PLACES)
+
+
+def _command(name: str, place: Any) -> Any:
+    """Typer's command for a function, or for an app of several functions."""
+    alone = typer.Typer(rich_markup_mode=None)
+    if isinstance(place, typer.Typer):
+        alone.add_typer(place, name=name)
+    else:
+        alone.command(name)(place)
+    return get_group(alone).commands[name]
+
+
+class Polar(Commands):
+    """The command itself."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = cast(Any, Subcommands())  # read alone, once the command is made
+
+
 app = typer.Typer(
-    cls=Commands,
+    cls=Polar,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -58,18 +104,3 @@ def before(
 ) -> None:
     # No docstring: typer would show it in place of the help above.
     process.log_warnings()
-
-
-for command in (
-    up.up, doctor.doctor, submit.submit, watch.watch, status.status, show.show, cancel.cancel, trajectories.trajectories,
-    rebuild.rebuild, verify.verify, sql.sql, worker.worker, proxy.proxy, rest.rest,
-):  # fmt: skip
-    app.command()(command)
-app.add_typer(export.app, name="export")
-app.add_typer(keys.app, name="keys")
-app.add_typer(tasks.app, name="tasks")
-app.add_typer(session.app, name="session")
-app.add_typer(fleet.app, name="fleet")
-app.add_typer(fleet.policy_app, name="policy")
-app.add_typer(topics.app, name="topics")
-app.add_typer(dead_letters.app, name="dead-letters")

@@ -34,6 +34,9 @@ EXTRA_OF = {
     "dockerfile_parse": "tasks",
     "pathspec": "tasks",
     "swebench": "swebench",
+    "opentelemetry": "otlp",
+    "google": "otlp",
+    "requests": "otlp",
 }
 """The extra of pyproject.toml that installs a package. If several do: the first extra that needs it."""
 

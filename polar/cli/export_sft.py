@@ -38,7 +38,11 @@ def sft(
     ] = Layout.MESSAGES,
     min_reward: Annotated[float, typer.Option("--min-reward", metavar="R", help="Lowest accepted reward.")] = 1.0,
     tests_green: Annotated[
-        bool, typer.Option("--tests-green", help="Only sessions whose tests ran and were all as the task expects.")
+        bool,
+        typer.Option(
+            "--tests-green",
+            help="Only sessions whose tests ran and were as the task expects. Known of test_on_output and swebench alone.",
+        ),
     ] = False,
     max_tokens: Annotated[
         int | None,

@@ -129,11 +129,6 @@ def _cell(value: object, escape: Callable[[str], str]) -> Text:
             return Text(escape(str(value)))
 
 
-def picked(record: object, names: str) -> dict[str, Any]:
-    """The record's attributes with these names, separated by blanks, as JSON values."""
-    return {name: msgspec.to_builtins(getattr(record, name)) for name in names.split()}
-
-
 def counted(counts: dict[str, int]) -> str | None:
     """`3 COMPLETED, 1 FAILED`, escaped. None if there is nothing to count."""
     return ", ".join(f"{count} {escaped_line(name)}" for name, count in sorted(counts.items())) or None

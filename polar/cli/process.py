@@ -1,14 +1,21 @@
-"""How a command runs as a process: its event loop with signals, and its log on stderr. Results have stdout for themselves."""
+"""How a command runs as a process: its event loop with signals, its log on stderr, its ready file. Results have stdout for themselves."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import json
 import logging
+import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import structlog
 
@@ -24,7 +31,8 @@ OPEN_FILES = 1 << 20
 def serve(main: Callable[[asyncio.Event], Awaitable[None]], hurry: asyncio.Event | None = None) -> None:
     """Run `main` to its end. SIGINT, SIGTERM or SIGHUP sets the event that `main` gets; a second one ends the process at once.
 
-    With `hurry`, a second signal sets `hurry`, and a third one of the same kind ends the process.
+    With `hurry`, a second signal sets `hurry`, and a third one of the same kind ends the process. At SIGUSR1 the process writes to stderr
+    what its threads and tasks are doing, and goes on.
     """
     _raise_open_files()
     asyncio.run(_serve(main, hurry))
@@ -50,7 +58,32 @@ async def _serve(main: Callable[[asyncio.Event], Awaitable[None]], hurry: asynci
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, number)
+    # Not a handler of the loop, which may be what hangs.
+    signal.signal(signal.SIGUSR1, lambda *_: _write_stacks(loop))
     await main(stop)
+
+
+def _write_stacks(loop: asyncio.AbstractEventLoop) -> None:
+    """Where each thread and each task is; without values of variables, which may be secrets."""
+    faulthandler.dump_traceback(sys.stderr)
+    for task in asyncio.all_tasks(loop):
+        stack = traceback.StackSummary.extract(_awaiting(task.get_coro())).format()
+        sys.stderr.write(f"Task {task.get_name()} (most recent call last):\n{''.join(stack)}")
+    sys.stderr.flush()
+
+
+def _awaiting(coroutine: Any) -> Iterator[tuple[FrameType, int]]:
+    """The frames and lines of a coroutine and of those that it awaits. `Task.print_stack` has only the first."""
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        yield frame, frame.f_lineno
+        coroutine = coroutine.cr_await
+
+
+def write_ready(file: Path, urls: Mapping[str, object]) -> None:
+    """Write the addresses in use as JSON, atomically: another process waits for the file."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(urls))
+    temporary.replace(file)
 
 
 def log_warnings() -> None:

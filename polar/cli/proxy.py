@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -90,7 +88,7 @@ def proxy(
         if peer_port is None:
             note(f"the proxy serves {url}, in front of {behind}")
         if ready_file is not None:
-            _write(ready_file, {"url": url, "control_url": control_urls[0], "control_urls": control_urls})
+            process.write_ready(ready_file, {"url": url, "control_url": control_urls[0], "control_urls": control_urls})
 
     try:
         if processes > 1:
@@ -145,10 +143,3 @@ def _settings(
     found = logins.of_roles(settings.load(data), ["proxy"])
     named = engine_settings.chosen(found, engine_urls, model, mode, key_file, capture)
     return found.model_copy(update={"engines": probe.with_detected(named, announce)})
-
-
-def _write(ready_file: Path, urls: dict[str, Any]) -> None:
-    """Write the file atomically: another process waits for it."""
-    temporary = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(urls))
-    temporary.replace(ready_file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -53,9 +52,7 @@ def rest(
     def ready(url: str) -> None:
         note(f"NVIDIA Polar's REST is served at {url}")
         if ready_file is not None:
-            temporary = ready_file.with_name(f"{ready_file.name}.tmp")
-            temporary.write_text(json.dumps({"url": url}))
-            temporary.replace(ready_file)
+            process.write_ready(ready_file, {"url": url})
 
     base_url = None if advertise is None else advertise.rstrip("/")
     try:

@@ -217,8 +217,8 @@ async def _print_result(found: Settings, session_id: str, reward: float | None, 
 
 async def _why_no_calls(found: Settings, row: SessionState) -> str | None:
     """Why a session has no calls, as far as the log tells within `LOOK_S`; None if it has some."""
-    from polar.cli.show.reading import read_refused
     from polar.cli.show.refused import summary
+    from polar.show.reading import read_refused
 
     if row.calls:
         return None

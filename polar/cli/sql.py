@@ -62,7 +62,10 @@ def sql(
     layout: Annotated[Layout, typer.Option("--format", help="table: for people. Others: for programs.")] = Layout.TABLE,
     data: Data = None,
 ) -> None:
-    """Query the lake: the views calls, sessions, stage_times, traces, trajectories, groups and tasks, and the tables in schema lake."""
+    """Query the lake: its views, such as sessions, calls, messages, tokens and run_summary, and its tables in the schema lake.
+
+    `polar sql "SHOW TABLES"` lists the views; docs/sql.md has questions to start from.
+    """
     from analytics.queries import query as lake
 
     if query is None:

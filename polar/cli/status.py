@@ -12,7 +12,8 @@ import typer
 
 from polar.cli import session_ids
 from polar.cli.options import Data, Format, OnlyRun, Output, checked_run
-from polar.cli.output import console, counted, escaped_line, picked, print_json, say, show
+from polar.cli.output import console, counted, escaped_line, print_json, say, show
+from polar.show.fields import picked
 from topics.environment import settings
 from topics.types.errors import InputError
 from topics.types.session import Phase, SessionState, Stage

@@ -1,30 +1,29 @@
 """`polar trajectories` reads committed records of a trajectories topic, up to its end or until Ctrl-C.
 
-Programs rely on the JSON of a line: fields may only be added.
+Programs rely on the JSON of a line: fields may only be added. Lines and rows are written as they are read, so that memory doesn't grow
+with the topic: a task's in the order of the log, different tasks' in any order.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 from polar.cli import process, progress
 from polar.cli.options import Data, OnlyRun, checked_run
-from polar.cli.output import escaped_line, json_line, note, picked, say, show
+from polar.cli.output import escaped_line, json_line, note, say, show
+from polar.show.trajectory import fields, line, side_calls
 from topics.environment import settings
 from topics.environment.settings import Settings
-from topics.types.building import TRAINED
-from topics.types.completion import CallOutcome
 from topics.types.errors import NotReadyError
-from topics.types.trajectory import ExpandedTrace, Span, Trajectory, expand
+from topics.types.trajectory import Trajectory
 from topics.waiting.first_done import first_done
 
 
@@ -48,7 +47,11 @@ def trajectories(
     task: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Only this task. Repeatable.")] = None,
     run: OnlyRun = None,
     layout: Annotated[
-        Layout, typer.Option("--format", help="jsonl, parquet: one line or row per trajectory, with its tokens.")
+        Layout,
+        typer.Option(
+            "--format",
+            help="jsonl, parquet: one line or row per trajectory, with its tokens, unsorted.",
+        ),
     ] = Layout.TABLE,
     data: Data = None,
 ) -> None:
@@ -128,53 +131,6 @@ async def require_output(found: Settings, name: str) -> None:
         raise NotReadyError(f"no output topic {prefix}{name}; there are: {known} (those for training: without --topic)")
 
 
-def line(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory as a JSON document. `token_ids`, `loss_mask` and `logprobs` of a trace have equal lengths."""
-    document = fields(trajectory, msgspec.to_builtins)
-    for trace in document["traces"]:
-        trace |= {name: trace[name].tolist() for name in ("token_ids", "loss_mask", "logprobs")}
-    return document | {"metadata": json.loads(trajectory.metadata)}
-
-
-def fields(trajectory: Trajectory, as_dict: Callable[[Any], Any]) -> dict[str, Any]:
-    """The fields of a line of JSON and of a row of Parquet, with tokens as arrays and metadata as bytes. `as_dict` converts a struct."""
-    return {
-        **picked(trajectory, "session_id task_id sample_index num_samples attempt status reward"),
-        "error": trajectory.error and as_dict(trajectory.error),
-        **picked(trajectory, "builder harness"),
-        "traces": [_trace(expand(trajectory, trace), as_dict) for trace in trajectory.traces],
-        "stats": as_dict(trajectory.stats),
-        "metadata": trajectory.metadata,
-        **picked(trajectory, "run label"),
-        "side_calls": _side_calls(trajectory),
-    }
-
-
-def _trace(expanded: ExpandedTrace, as_dict: Callable[[Any], Any]) -> dict[str, Any]:
-    versions = dict.fromkeys(span.policy_version for span in expanded.spans)
-    return {
-        "trace_id": expanded.trace.trace_id,
-        "token_ids": expanded.token_ids,
-        "loss_mask": expanded.loss_mask,
-        "logprobs": expanded.logprobs,
-        "policy_versions": list(versions),
-        "calls": [_span(span, as_dict) for span in expanded.spans],
-        **picked(expanded.trace, "kind reward finish_reason"),
-        "media": [as_dict(medium) for medium in expanded.media],
-    }
-
-
-def _span(span: Span, as_dict: Callable[[Any], Any]) -> dict[str, Any]:
-    return {
-        "call_id": span.call.call_id,
-        **picked(span, "start end policy_version publication"),
-        "sampling": as_dict(span.call.sampling),
-        **picked(span.call, "engine logprobs_mode"),
-        "has_media": bool(span.call.media),
-        "plain": span.call.sampling.plain,
-    }
-
-
 def _row(trajectory: Trajectory) -> list[object]:
     stats, error = trajectory.stats, trajectory.error
     return [
@@ -182,17 +138,12 @@ def _row(trajectory: Trajectory) -> list[object]:
         trajectory.status.value,
         trajectory.reward,
         stats.answered,
-        _side_calls(trajectory),
+        side_calls(trajectory),
         stats.sampled_tokens,
         stats.trainable_tokens,
         stats.traces,
         f"{error.stage} {error.kind.value}/{error.code}" if error else None,
     ]
-
-
-def _side_calls(trajectory: Trajectory) -> int:
-    """The number of answered calls of kinds that aren't trained by default."""
-    return sum(call.outcome is CallOutcome.ANSWERED and call.kind not in TRAINED for call in trajectory.calls)
 
 
 def _one_line(trajectory: Trajectory) -> str:

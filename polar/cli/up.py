@@ -50,6 +50,12 @@ def up(
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the proxy; 0 takes a free one.")] = 0,
+    page_port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port of the live page, on 127.0.0.1; 0 takes that of the last time, or a free one."
+        ),
+    ] = 0,
     trust_tasks: TrustTasks = False,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C.
@@ -92,7 +98,9 @@ def up(
         (folder / ENV_FILE).unlink(missing_ok=True)
         found = trusting(settings.load(data), trust_tasks)
         found = trusting(found, not asyncio.run(_has_cells()))
-        options = Options(engine=upstream, mode=mode, capture=captured, scripts=scripts or [], port=port)
+        options = Options(
+            engine=upstream, mode=mode, capture=captured, scripts=scripts or [], port=port, page_port=page_port
+        )
         process.serve(lambda stop: _run(found, options, lock_file, ready_file, stop))
     finally:
         os.close(lock_file)
@@ -135,9 +143,10 @@ async def _run(found: Settings, options: Options, lock_file: int, ready_file: Pa
     try:
         if starting not in await first_done(starting, stop):
             return
+        # First: whoever waits for the file may read what was printed.
+        _print_addresses(system, found.data)
         if ready_file is not None:
             write_env_file(ready_file, system.addresses)
-        _print_addresses(system, found.data)
         async with watching_topics(system.settings(), catalogue.FIXED, note):
             await first_done(system.keep(), stop)
     finally:
@@ -148,12 +157,15 @@ async def _run(found: Settings, options: Options, lock_file: int, ready_file: Pa
 
 
 def _print_addresses(system: System, data: Path) -> None:
+    from polar.page.access import with_token
+
     assert system.engine is not None, "it is known once the system has started"
     scripted = "scripted: it plays scripts and filler text, no model runs. " if system.is_scripted else ""
     lines = {
         "Kafka": system.addresses["POLAR_KAFKA"],
         "proxy": system.addresses["POLAR_PROXY_URL"],
         "control": f"{system.addresses['POLAR_CONTROL_URL']}/readyz",
+        "page": with_token(system.addresses["POLAR_PAGE_URL"], system.settings()),
         "engine": f"{scripted}{system.engine.url} ({system.engine.model})",
         "logs": str(data / "logs"),
         "settings": str(data / ENV_FILE),

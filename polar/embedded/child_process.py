@@ -1,7 +1,8 @@
 """A child process of `polar up` with a log; it is started again when it dies.
 
 Invariant: at most one process runs at a time, it ends when this process does (`parent_watch.py`), and its log is bounded. The owner puts
-the ports on which the child listens into `arguments`: a restarted child then listens on the same ports.
+the ports on which the child listens into `arguments`: a restarted child then listens on the same ports. A child with a listener is
+started at the first connection to it, and again after it has ended by itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -39,10 +41,11 @@ class ChildProcess:
         announce: Callable[[str], None],
         log: Path | None = None,
         lock: int | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         """`announce` receives a line for each restart. `log`: None if the child writes to our stderr and never to standard output.
 
-        `lock`: a file descriptor that the child inherits (`lock.py`).
+        `lock`: a file descriptor that the child inherits (`lock.py`). `listener`: a listening socket that it inherits as well.
         """
         self.name = name
         self.arguments = arguments
@@ -50,7 +53,8 @@ class ChildProcess:
         """Set by the owner once the child serves: a death before is a failure to start, a later one is followed by a restart."""
         self._environment = environment
         self._log = log
-        self._lock = lock
+        self._inherited = [each for each in (lock, None if listener is None else listener.fileno()) if each is not None]
+        self._listener = listener
         self._announce = announce
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -59,10 +63,17 @@ class ChildProcess:
         """Run the child until `stop`. Raises NotReadyError if it can't be started or dies too often."""
         policy = RestartPolicy()
         while not self._stopping.is_set():
-            policy.started()
-            ending = _ending(await self._run())
+            if self._listener is not None:
+                await first_done(self._stopping, _connection(self._listener))
             if self._stopping.is_set():
                 return
+            policy.started()
+            code = await self._run()
+            if self._stopping.is_set():
+                return
+            if self._listener is not None and code == 0:
+                continue  # nobody has asked for long
+            ending = _ending(code)
             if not self.has_answered:
                 raise NotReadyError(f"{self.name} ended with {ending} as it started:\n{self._log_tail()}")
             pause_s = policy.next_pause_s()
@@ -100,7 +111,7 @@ class ChildProcess:
                 stdout=log or asyncio.subprocess.DEVNULL,
                 stderr=log,
                 env=self._environment,
-                pass_fds=() if self._lock is None else (self._lock,),
+                pass_fds=self._inherited,
                 start_new_session=True,  # Ctrl-C is for `up`, which stops its children in order
             )
         self._process = process
@@ -133,6 +144,16 @@ class ChildProcess:
             text = self._log.read_text(errors="replace")
             return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
         return ""
+
+
+async def _connection(listener: socket.socket) -> None:
+    """Wait until a connection to the listener waits for someone to accept it."""
+    loop, waits = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, waits.set)
+    try:
+        await waits.wait()
+    finally:
+        loop.remove_reader(listener)
 
 
 def _ending(code: int) -> str:

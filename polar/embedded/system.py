@@ -10,7 +10,9 @@ import asyncio
 import json
 import os
 import secrets
+import socket
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from polar.embedded.child_process import ChildProcess
 from polar.embedded.distribution import Meter
 from polar.embedded.kafka import Kafka
 from polar.embedded.properties import NODE_USER, Security
+from proxy.addresses import Binding, bound, url
 from proxy.engines import probe
 from proxy.engines.probe import ServedModel
 from topics.contract import catalogue
@@ -29,6 +32,7 @@ from topics.environment.s3 import S3Address
 from topics.environment.settings import ENV_FILE, Settings, write_env_file
 from topics.log import admin, logins, rights
 from topics.types.completion import ReplayField
+from topics.types.errors import NotReadyError
 from topics.waiting.first_done import first_done
 
 START_S = 90.0
@@ -56,6 +60,8 @@ class Options:
     """Script files of the scripted engine."""
     port: int = 0
     """The proxy's port; 0: any free port."""
+    page_port: int = 0
+    """The page's port; 0: that of the last time, or any free port."""
 
 
 class System:
@@ -89,6 +95,7 @@ class System:
         """Settings of the embedded broker's super user, whose login this process alone has."""
         self._children: list[ChildProcess] = []
         self._keepers: list[asyncio.Task[None]] = []
+        self._page_listener: socket.socket | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -114,6 +121,8 @@ class System:
         if self._kafka is not None:
             await self._kafka.stop(KAFKA_STOP_S)
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        if self._page_listener is not None:
+            self._page_listener.close()
 
     def _prepare_folder(self) -> None:
         (self._data / "run").mkdir(parents=True, exist_ok=True)
@@ -191,7 +200,27 @@ class System:
             arguments += ["--engine-key-file", str(upstream.api_key.file)]
         answer = await self._launch_listening("proxy", arguments, {"--port": self._options.port, "--control-port": 0})
         self.addresses |= {"POLAR_PROXY_URL": answer["url"], "POLAR_CONTROL_URL": answer["control_url"]}
+        self._listen_for_page()
         write_env_file(self._data / ENV_FILE, self.addresses)
+
+    def _listen_for_page(self) -> None:
+        """Listen for the page's first visitor, who starts its process: until then it costs nothing."""
+        remembered = self._data / "run" / "page.port"
+        listener = page_listener(self._options.page_port, remembered)
+        self._page_listener = listener
+        arguments = ["polar.cli", "page", "--listener", str(listener.fileno())]
+        child = self._child("page", arguments, listener)
+        child.has_answered = True
+        self._children.append(child)
+        self._keep(self._keep_page(child), "keep-page")
+        self.addresses["POLAR_PAGE_URL"] = url(listener)
+
+    async def _keep_page(self, child: ChildProcess) -> None:
+        """Sessions go on without the page."""
+        try:
+            await child.keep()
+        except NotReadyError as error:
+            self._announce(f"the page is off: {error}")
 
     async def _launch_listening(self, name: str, arguments: list[str], ports: dict[str, int]) -> dict[str, str]:
         """Start a child that listens, and return its addresses; it is restarted on the same ports.
@@ -209,18 +238,22 @@ class System:
         return answer
 
     def _launch(self, name: str, arguments: list[str]) -> ChildProcess:
+        child = self._child(name, arguments)
+        self._children.append(child)
+        self._keep(child.keep(), f"keep-{name}")
+        return child
+
+    def _child(self, name: str, arguments: list[str], listener: socket.socket | None = None) -> ChildProcess:
         trust = {"POLAR_TRUST_TASKS": str(self._user_settings.trust_tasks).lower()}
-        child = ChildProcess(
+        return ChildProcess(
             name,
             arguments,
             environment=os.environ | self.addresses | trust | {"PYTHONUNBUFFERED": "1"},
             log=self._data / "logs" / f"{name}.log",
             lock=self._lock,
             announce=self._announce,
+            listener=listener,
         )
-        self._children.append(child)
-        self._keep(child.keep(), f"keep-{name}")
-        return child
 
     def _keep(self, keeper: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(keeper, name=name)
@@ -236,6 +269,32 @@ class System:
         """The settings of the child processes, with this process's login."""
         found = {name.removeprefix("POLAR_").lower(): value for name, value in self.addresses.items()}
         return Settings(**(self._user_settings.model_dump() | found | self._operator))
+
+
+def page_listener(port: int, remembered: Path) -> socket.socket:
+    """A listening socket for the page. Port 0: that of the last time, so that an open page finds it again, or any free port.
+
+    Raises NotReadyError if another program uses the port.
+    """
+    if port == 0:
+        text = remembered.read_text() if remembered.exists() else ""
+        if text.isdecimal() and 0 < int(text) < 65536:
+            with suppress(OSError):
+                return _listening(int(text))
+    try:
+        listener = _listening(port)
+    except OSError as error:
+        raise NotReadyError(
+            f"the page can't listen on 127.0.0.1:{port}: {error}; choose another port (--page-port)"
+        ) from None
+    remembered.write_text(str(listener.getsockname()[1]))
+    return listener
+
+
+def _listening(port: int) -> socket.socket:
+    listener = bound(Binding("127.0.0.1", port))
+    listener.listen(128)
+    return listener
 
 
 def _shared(place: Path | S3Address) -> str:

@@ -9,7 +9,6 @@ by the names that Polar's own records use.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -17,12 +16,12 @@ import msgspec
 from polar.export import tool_arguments
 from polar.export.call_tokens import CallTokens, Use, call_tokens
 from polar.export.conversations import Conversation, Message, Turn, conversations
+from polar.export.json_values import Json, instant
 from polar.export.sessions import ExportedCall, ExportedSession
 from topics.types.completion import CallOutcome
 from topics.types.trajectory import Call
 
 VERSION = "ATIF-v1.8"
-Json = dict[str, Any]
 IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 SOUNDS = frozenset(
     {"audio/wav", "audio/mpeg", "audio/mp4", "audio/aac", "audio/ogg", "audio/flac", "audio/webm", "audio/aiff"}
@@ -114,8 +113,8 @@ def _described(session: ExportedSession, one: Conversation, steps: Iterable[Json
                 "call_id": call.call.call_id,
                 "outcome": call.call.outcome,
                 "error_code": call.call.error_code,
-                "received_at": _instant(call.call.received_at),
-                "completed_at": _instant(call.call.completed_at),
+                "received_at": instant(call.call.received_at),
+                "completed_at": instant(call.call.completed_at),
             }
         )
         for call in calls
@@ -167,7 +166,7 @@ def _add_read(steps: list[Json], turn: Turn, copied: int) -> None:
         if message["role"] == "tool" and (step := _caller(steps, message.get("tool_call_id"))) is not None:
             _observe(step, message)
             continue
-        step = {"timestamp": _instant(turn.call.call.received_at), **_read(message)}
+        step = {"timestamp": instant(turn.call.call.received_at), **_read(message)}
         if at < copied or step["source"] == "agent":
             step["is_copied_context"] = True
             # Nobody here knows when it was said.
@@ -248,7 +247,7 @@ def _answer(exported: ExportedCall, tokens: CallTokens | None) -> Json:
     }
     return _present(
         {
-            "timestamp": _instant(call.completed_at),
+            "timestamp": instant(call.completed_at),
             "source": "agent",
             "model_name": call.model_served,
             "reasoning_effort": None if record is None else record.reasoning_effort,
@@ -270,7 +269,7 @@ def _placed(call: Call) -> Json:
             "branch": call.branch,
             "finish_reason": call.finish_reason,
             "reward": call.reward,
-            "received_at": _instant(call.received_at),
+            "received_at": instant(call.received_at),
         }
     )
 
@@ -325,10 +324,6 @@ def _parts(parts: Iterable[Json]) -> Iterator[Json]:
         else:
             shown = url if media_type is None else f"{media_type}, {len(url)} characters"
             yield {"type": "text", "text": f"[{kind}: {shown}]"}
-
-
-def _instant(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _present(fields: Json) -> Json:

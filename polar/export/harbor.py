@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import msgspec
 
+from polar.export.json_values import Json, instant
 from topics.types.session import Status
 from topics.types.trajectory import Call, Trajectory
 
-Json = dict[str, Any]
 ADHOC = "adhoc"
 """Harbor's name for the data set of trials that name none."""
 TRIAL_URI = "polar:"
 """Begins the URI of every trial of an export, and of no other."""
 CANCELLED = "CancelledError"
 """The exception by which Harbor counts cancelled trials."""
-NEVER = datetime.fromtimestamp(0, UTC)
+NEVER = instant(0)
 
 
 def job_id(job: str) -> str:
@@ -117,8 +115,8 @@ def job_result(job: str, results: Sequence[Json]) -> Json:
     ended = [result["finished_at"] for result in results if "finished_at" in result]
     return {
         "id": job_id(job),
-        "started_at": min(began, default=_instant(NEVER)),
-        "finished_at": max(ended, default=_instant(NEVER)),
+        "started_at": min(began, default=NEVER),
+        "finished_at": max(ended, default=NEVER),
         "n_total_trials": len(results),
         "stats": stats,
     }
@@ -162,7 +160,7 @@ def _exception(trajectory: Trajectory, ended: str | None) -> Json | None:
         "exception_type": CANCELLED if trajectory.status is Status.CANCELLED else kind,
         "exception_message": trajectory.status.value if error is None else f"{error.stage}: {error.message}",
         "exception_traceback": "",
-        "occurred_at": ended or _instant(NEVER),
+        "occurred_at": ended or NEVER,
     }
 
 
@@ -172,18 +170,13 @@ def _times(trajectory: Trajectory) -> Json:
     accounting = trajectory.accounting
     first = min(call.received_at for call in trajectory.calls)
     last = max(call.completed_at for call in trajectory.calls)
-    ran = datetime.fromtimestamp(first / 1000, UTC)
-    prepared = ran - timedelta(milliseconds=accounting.init_ms)
-    answered = ran + timedelta(milliseconds=max(accounting.run_ms, last - first))
-    evaluated = answered + timedelta(milliseconds=accounting.evaluate_ms)
+    prepared = first - accounting.init_ms
+    answered = first + max(accounting.run_ms, last - first)
+    evaluated = answered + accounting.evaluate_ms
     return {
-        "started_at": _instant(prepared),
-        "finished_at": _instant(evaluated),
-        "environment_setup": {"started_at": _instant(prepared), "finished_at": _instant(ran)},
-        "agent_execution": {"started_at": _instant(ran), "finished_at": _instant(answered)},
-        "verifier": {"started_at": _instant(answered), "finished_at": _instant(evaluated)},
+        "started_at": instant(prepared),
+        "finished_at": instant(evaluated),
+        "environment_setup": {"started_at": instant(prepared), "finished_at": instant(first)},
+        "agent_execution": {"started_at": instant(first), "finished_at": instant(answered)},
+        "verifier": {"started_at": instant(answered), "finished_at": instant(evaluated)},
     }
-
-
-def _instant(at: datetime) -> str:
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

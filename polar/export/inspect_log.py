@@ -11,20 +11,18 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from polar.export import tool_arguments
 from polar.export.call_tokens import CallTokens, call_tokens
 from polar.export.conversations import Message, conversations
+from polar.export.json_values import Json, instant
 from polar.export.sessions import ExportedCall, ExportedSession
 from topics.types.completion import CallOutcome
 from topics.types.session import Status
 from topics.types.trajectory import Call, Trajectory
 
-Json = dict[str, Any]
 STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls", "content_filter": "content_filter"}
 """Inspect's reasons by ours."""
 SCORE = "reward"
@@ -125,8 +123,8 @@ def header(name: str, summaries: Sequence[Json], agents: Iterable[str]) -> Json:
             usage.update({(model, kind): count for kind, count in counts.items()})
     models = sorted({model for model, _ in usage})
     rewards = [one["scores"][SCORE]["value"] for one in summaries if one["scores"]]
-    began = min((one["started_at"] for one in summaries if "started_at" in one), default=_instant(0))
-    ended = max((one["completed_at"] for one in summaries if "completed_at" in one), default=_instant(0))
+    began = min((one["started_at"] for one in summaries if "started_at" in one), default=instant(0))
+    ended = max((one["completed_at"] for one in summaries if "completed_at" in one), default=instant(0))
     ids = [*dict.fromkeys(one["id"] for one in summaries)]
     score = {
         "name": SCORE,
@@ -192,7 +190,7 @@ def _event(exported: ExportedCall, tokens: CallTokens | None, pool: _Pool, began
     }
     return {
         "uuid": call.call_id,
-        "timestamp": _instant(call.received_at),
+        "timestamp": instant(call.received_at),
         "working_start": (call.received_at - began) / 1000,
         "event": "model",
         "model": call.model_served or UNKNOWN,
@@ -204,7 +202,7 @@ def _event(exported: ExportedCall, tokens: CallTokens | None, pool: _Pool, began
         "config": _config(call),
         "output": _output(exported, tokens) if is_answered else {"model": call.model_served or UNKNOWN, "choices": []},
         "error": None if call.outcome == CallOutcome.ANSWERED else f"{call.outcome}: {call.error_code}",
-        "completed": _instant(call.completed_at),
+        "completed": instant(call.completed_at),
         "working_time": (call.completed_at - call.received_at) / 1000,
         "metadata": msgspec.to_builtins(facts),
     }
@@ -340,7 +338,7 @@ def _times(trajectory: Trajectory) -> Json:
     if not trajectory.calls:
         return {}
     began, ended = _began(trajectory), max(call.completed_at for call in trajectory.calls)
-    return {"started_at": _instant(began), "completed_at": _instant(ended), "total_time": (ended - began) / 1000}
+    return {"started_at": instant(began), "completed_at": instant(ended), "total_time": (ended - began) / 1000}
 
 
 def _error(trajectory: Trajectory) -> Json | None:
@@ -349,10 +347,6 @@ def _error(trajectory: Trajectory) -> Json | None:
     error = trajectory.error
     reason = "" if error is None else f": {error.stage}: {error.message}"
     return {"message": f"{trajectory.status}{reason}", "traceback": "", "traceback_ansi": ""}
-
-
-def _instant(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _id(name: str, kind: str) -> str:

@@ -18,7 +18,8 @@ import msgspec
 from analytics.lake import records
 from analytics.lake.rows import Row
 from analytics.queries.query import Reader
-from analytics.queries.views import NEWEST, quoted
+from analytics.queries.view import NEWEST
+from analytics.queries.views import quoted
 from topics.calls.resolver import DeltaError, Resolver
 from topics.types.completion import JUDGE, Completion
 from topics.types.trajectory import Call, Trajectory

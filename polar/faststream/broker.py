@@ -99,16 +99,19 @@ class Broker(KafkaBroker):
 
     def publisher(self, topic: Any, **options: Any) -> Any:
         """A publisher of `tasks` or `cancellations`, or FastStream's of a topic of your own. Raises InputError for Polar's other topics."""
-        # Read when the broker starts.
-        self.config.broker_config.consumer_only = False
-        if isinstance(topic, WritableTopic):
-            return self._publisher(topic, **options)
-        if isinstance(topic, ReadableTopic):
+        if isinstance(topic, ReadableTopic) and not isinstance(topic, WritableTopic):
             name = topic.contract.name
             raise InputError(
                 "topic", name, f"only {topic.contract.writers} may write it; write `tasks` or `cancellations`"
             )
-        return super().publisher(topic, **options)
+        made = (
+            self._publisher(topic, **options)
+            if isinstance(topic, WritableTopic)
+            else super().publisher(topic, **options)
+        )
+        # Read when the broker starts.
+        self.config.broker_config.consumer_only = False
+        return made
 
     def _subscriber(
         self, topic: ReadableTopic[T], *, group_id: str, auto_offset_reset: Literal["earliest", "latest"] = "earliest"

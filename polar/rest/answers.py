@@ -90,7 +90,8 @@ def answering(token: str) -> Middleware:
         except BodyError as error:
             return _error(error.status, error.detail)
         except InputError as error:
-            located = {"type": "value_error", "loc": ["body", *error.field.split(".")], "msg": str(error)}
+            place = "body" if request.body_exists else "query"
+            located = {"type": "value_error", "loc": [place, *error.field.split(".")], "msg": str(error)}
             return _error(422, [located])
         except NotReadyError as error:
             return _error(503, str(error))
@@ -101,9 +102,9 @@ def answering(token: str) -> Middleware:
             return _error(413, f"the request's body has more than {request.client_max_size} bytes; send less")
         except web.HTTPException as error:
             return _error(error.status, error.reason)
-        except ConnectionError:
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, ConnectionError) and request.transport is None:
+                return _error(400, "the client has left")
             log.error("request failed", action="rest.failed", trace=redacted(traceback.format_exc()))
             return _error(500, "the server failed; its log says why")
 

@@ -38,16 +38,24 @@ class Callbacks:
     def __init__(
         self,
         settings: Settings,
-        http: aiohttp.ClientSession,
         result: Callable[[str], Awaitable[bytes]],
         callback_url: Callable[[str], str | None],
     ) -> None:
         """`result`: the encoded TaskResult of a task; raises BodyError if it has none. `callback_url`: that of a task with a result."""
         self._secret_path = settings.webhook_secret_path
         self._hosts = settings.webhook_hosts
-        self._http = http
+        self._http = aiohttp.ClientSession(
+            # Webhook workers limit requests: a queue here would let clients that hang delay others.
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=FORWARD_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
         self._result = result
         self._callback_url = callback_url
+
+    async def close(self) -> None:
+        await self._http.close()
 
     def url(self, base_url: str, client_url: object) -> str:
         """The task's `callback_url` for a client's one. Raises InputError for a URL that may not be called."""

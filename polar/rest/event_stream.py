@@ -13,14 +13,13 @@ from typing import Any
 
 import msgspec
 
+from polar.event_streams import PING_S
 from polar.rest.result_mapping import model_of, session_status
 from topics.sessions import Position, Row
 from topics.types.session import Phase, SessionState, TaskState
 
 WAITING_EVENTS = 256
 """Events that wait for one slow client."""
-PING_S = 15.0
-"""Keep-alive of an idle stream: shorter than the idle limits of usual proxies."""
 
 Event = tuple[str, dict[str, Any]]
 
@@ -28,14 +27,17 @@ Event = tuple[str, dict[str, Any]]
 class TableEvents:
     """Makes events of rows: a row is written more often than what it shows here changes.
 
-    A task that was running when reading began is created again, at its next change.
+    A task that was running when reading began is created again, at its next change. Rows of finished tasks, which a rebuilt table has
+    again, are no events.
     """
 
     def __init__(self) -> None:
-        self._statuses: dict[str, str] = {}
-        """Last status of unfinished sessions, by id."""
+        self._statuses: dict[str, dict[str, str]] = {}
+        """Last statuses of unfinished tasks' sessions, by task id and session id."""
         self._ended: dict[str, int] = {}
         """Ended sessions of unfinished tasks, by id."""
+        self._waiting: dict[str, list[Event]] = {}
+        """Ends of sessions by task id, until the task's row shows whether the task is finished: a transaction has it after them."""
 
     def of(self, row: Row) -> list[Event]:
         """The events of a row that was written."""
@@ -48,7 +50,10 @@ class TableEvents:
                 return []
 
     def _of_task(self, task: TaskState) -> list[Event]:
+        waiting = self._waiting.pop(task.task_id, [])
         is_known = task.task_id in self._ended
+        if task.closed_at is not None:
+            self._statuses.pop(task.task_id, None)
         if task.body_hash is None or (task.closed_at is not None and not is_known):
             return []
         found: list[Event] = []
@@ -63,6 +68,7 @@ class TableEvents:
             }
             found.append(("task.created", created))
             self._ended[task.task_id] = 0
+        found += waiting
         if task.ended > self._ended[task.task_id]:
             counts = {"completed_sessions": task.ended, "total_sessions": task.num_samples}
             found.append(("task.updated", {"task_id": task.task_id, **counts}))
@@ -74,15 +80,20 @@ class TableEvents:
         return found
 
     def _of_session(self, row: SessionState) -> list[Event]:
+        has_ended = row.phase is Phase.ENDED
+        if has_ended and row.status is None:
+            return []  # of a finished task in a rebuilt table: the log has lost how the session ended
         status = session_status(row)
-        if self._statuses.get(row.session_id) == status:
+        statuses = self._statuses.setdefault(row.task_id, {})
+        if statuses.get(row.session_id) == status:
             return []
-        if row.phase is Phase.ENDED:
-            self._statuses.pop(row.session_id, None)
-        else:
-            self._statuses[row.session_id] = status
+        statuses[row.session_id] = status
         changed = {"task_id": row.task_id, "session_id": row.session_id, "status": status, "node_id": row.worker_id}
-        return [("session.state_changed", changed)]
+        event = ("session.state_changed", changed)
+        if has_ended and row.task_id not in self._ended:
+            self._waiting.setdefault(row.task_id, []).append(event)
+            return []
+        return [event]
 
 
 class EventBus:

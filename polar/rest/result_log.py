@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -26,11 +26,17 @@ from topics.types.trajectory import Trajectory
 
 KEPT_BYTES = 256 * MIB
 """Encoded results in memory: clients of a running task poll every few seconds."""
+GONE = 100_000
+"""Sessions remembered whose trajectory retention removed, about 10 MiB: without that, each poll of their task reads a partition."""
 READS = 4
 """Concurrent reads; each has connections of its own."""
 READ_S = 60.0
 BEFORE_MS = HOUR_MS
-"""A row becomes ENDED after the coordinator has read of the trajectory, by another clock."""
+"""A row says that its session is being built once the coordinator has read so, perhaps after the trajectory."""
+
+
+Key = tuple[str, int]
+"""A session's id and the time of its end: an id is free again after its task's rows have expired."""
 
 
 class ResultLog:
@@ -38,45 +44,60 @@ class ResultLog:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept: OrderedDict[Key, bytes] = OrderedDict()
         self._bytes = 0
+        self._gone: OrderedDict[Key, None] = OrderedDict()
+        """Ended sessions without a trajectory on the log. It was written before they ended, so it never comes."""
         self._reads = asyncio.Semaphore(READS)
 
-    async def results(self, output: str | None, rows: Sequence[SessionState]) -> dict[str, bytes]:
+    async def results(self, output: str | None, rows: Sequence[SessionState], built_ms: int) -> dict[str, bytes]:
         """Encoded `SessionResult`s of ended sessions of one task, by session id. A trajectory that retention removed is left out.
 
-        `output`: the suffix of the task's trajectories topic. Raises NotReadyError if Kafka doesn't answer.
+        `output`: the suffix of the task's trajectories topic. `built_ms`: `SessionTable.built_ms`.
+        Raises NotReadyError if Kafka doesn't answer.
         """
-        missing = [row for row in rows if row.session_id not in self._kept]
         found: dict[str, bytes] = {}
-        if missing:
+        if self._missing(rows):
             try:
-                async with self._reads, asyncio.timeout(READ_S):
-                    found = await self._read(output, {row.session_id: row for row in missing})
+                # The wait for other reads counts: clients poll again, whether this request has ended or not.
+                async with asyncio.timeout(READ_S), self._reads:
+                    # Another request may have read them meanwhile.
+                    if missing := self._missing(rows):
+                        found = await self._read(output, missing, built_ms)
+                        self._remember_gone(_key(row) for row in missing.values() if row.session_id not in found)
             except (kafka.KafkaError, OwnershipLostError, TimeoutError) as error:
                 raise NotReadyError(f"Kafka at {self._settings.bootstrap} doesn't answer: {error!r}") from None
         for row in rows:
-            if (kept := self._kept.get(row.session_id)) is not None:
-                self._kept.move_to_end(row.session_id)
+            if (kept := self._kept.get(_key(row))) is not None:
+                self._kept.move_to_end(_key(row))
                 found[row.session_id] = kept
-        self._keep(found)
+        self._keep({_key(row): found[row.session_id] for row in rows if row.session_id in found})
         return found
 
-    def _keep(self, results: Mapping[str, bytes]) -> None:
-        for session_id, encoded in results.items():
-            if session_id not in self._kept:
-                self._kept[session_id] = encoded
+    def _missing(self, rows: Sequence[SessionState]) -> dict[str, SessionState]:
+        known = (self._kept, self._gone)
+        return {row.session_id: row for row in rows if all(_key(row) not in keys for keys in known)}
+
+    def _remember_gone(self, keys: Iterable[Key]) -> None:
+        self._gone.update(dict.fromkeys(keys))
+        while len(self._gone) > GONE:
+            self._gone.popitem(last=False)
+
+    def _keep(self, results: Mapping[Key, bytes]) -> None:
+        for key, encoded in results.items():
+            if key not in self._kept:
+                self._kept[key] = encoded
                 self._bytes += len(encoded)
         while self._bytes > KEPT_BYTES:
             _, dropped = self._kept.popitem(last=False)
             self._bytes -= len(dropped)
 
-    async def _read(self, output: str | None, wanted: Mapping[str, SessionState]) -> dict[str, bytes]:
+    async def _read(self, output: str | None, wanted: Mapping[str, SessionState], built_ms: int) -> dict[str, bytes]:
         name = trajectories.topic(output).full_name(self._settings.namespace)
         count = await admin.partition_count(self._settings, name)
-        rows = list(wanted.values())
-        source = kafka.TopicPartition(name, partition_of_task(rows[0].task_id, count))
-        start = await self._first_since(source, min(row.since for row in rows) - BEFORE_MS)
+        task_id = next(iter(wanted.values())).task_id
+        source = kafka.TopicPartition(name, partition_of_task(task_id, count))
+        start = await self._first_since(source, built_ms - BEFORE_MS)
         found = await self._scan(source, start, wanted)
         if start is not None and len(found) < len(wanted):
             found |= await self._scan(source, None, wanted)
@@ -103,6 +124,10 @@ class ResultLog:
                 if len(found) == len(wanted):
                     break
         return found
+
+
+def _key(row: SessionState) -> Key:
+    return row.session_id, row.since
 
 
 def _encoded(value: bytes, row: SessionState) -> bytes | None:

@@ -35,16 +35,20 @@ PHASES = {
 """Statuses of sessions without a trajectory."""
 CANCELLED = "session cancelled"
 """NVIDIA's text; it has no status for this."""
+UNKNOWN_END = (
+    "unknown: the log had lost this session's end when the coordinator's table was rebuilt; its result may be known"
+)
 
 
 def session_status(row: SessionState) -> str:
-    """The status of a session's row."""
-    if row.phase is not Phase.ENDED:
-        return PHASES[row.phase]
-    assert row.status is not None, "an ended session has a status"
-    if row.status is Status.COMPLETED and row.evaluation_error is not None:
+    """The status of a session's row. A rebuilt table may not know how a session ended: that is an ERROR."""
+    return PHASES[row.phase] if row.phase is not Phase.ENDED else _end(row.status, row)
+
+
+def _end(status: Status | None, row: SessionState) -> str:
+    if status is None or (status is Status.COMPLETED and row.evaluation_error is not None):
         return "ERROR"
-    return STATUSES[row.status]
+    return STATUSES[status]
 
 
 def session_result(trajectory: Trajectory, row: SessionState) -> dict[str, Any]:
@@ -52,7 +56,7 @@ def session_result(trajectory: Trajectory, row: SessionState) -> dict[str, Any]:
 
     A failed evaluation is an ERROR, as in NVIDIA's server, and so is one that gave no reward: its clients read a missing reward as 0.
     """
-    status = session_status(row)
+    status = _end(trajectory.status, row)
     error = _error(trajectory, row)
     traces, flaw = _traces(trajectory)
     if flaw is not None:
@@ -97,11 +101,10 @@ def task_document(
     return {"task_id": task_id, "status": status, **counts, "results": results, "result_paths": []}
 
 
-def task_summary(task: TaskState, rows: Sequence[SessionState]) -> dict[str, Any]:
-    """An entry of `GET /tasks`."""
+def task_summary(task: TaskState, rows: Sequence[SessionState], updated_ms: int) -> dict[str, Any]:
+    """An entry of `GET /tasks`. `updated_ms`: Unix ms of the last change."""
     ended = [row for row in rows if row.phase is Phase.ENDED]
     rewards = [row.reward for row in ended if row.reward is not None]
-    times = [row.since for row in rows] + [at for at in (task.opened_at, task.closed_at) if at is not None]
     return {
         "task_id": task.task_id,
         "status": "running" if len(ended) < task.num_samples else "completed",
@@ -114,7 +117,7 @@ def task_summary(task: TaskState, rows: Sequence[SessionState]) -> dict[str, Any
         "mean_traces": None,
         "mean_completions": sum(row.calls for row in ended) / len(ended) if ended else None,
         "created_at": None,
-        "updated_at": max(times) / 1000 if times else None,
+        "updated_at": updated_ms / 1000,
         "source": "live",
     }
 
@@ -124,7 +127,8 @@ def session_summary(row: SessionState) -> dict[str, Any]:
     found: dict[str, Any] = {"session_id": row.session_id, "task_id": row.task_id, "status": session_status(row)}
     if row.phase is Phase.ENDED:
         error = row.error or row.evaluation_error
-        found |= {"node_id": row.worker_id, "reward": row.reward, "error": error and error.message}
+        message = error.message if error is not None else UNKNOWN_END if row.status is None else None
+        found |= {"node_id": row.worker_id, "reward": row.reward, "error": message}
     return found
 
 

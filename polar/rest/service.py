@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 from aiohttp import web
@@ -41,17 +42,16 @@ async def serve(
     token = control_token(settings.control_token_file)
     bus = EventBus()
     changes = Follower(settings, sessions.TOPIC, bus.on_row, since=Since.END, committed=True)
-    listener = bound(binding)
-    async with Client(settings).table() as table:
+    async with AsyncExitStack() as ends:
+        listener = ends.enter_context(closing(bound(binding)))
+        table = await ends.enter_async_context(Client(settings).table())
+        ends.push_async_callback(changes.stop)
+        await changes.start()
         api = RestApi(settings, table, bus, base_url=advertise or url(listener), files=files)
+        ends.push_async_callback(api.close)
         runner = web.AppRunner(api.application(token), access_log=None, shutdown_timeout=STOP_S)
-        try:
-            await changes.start()
-            await runner.setup()
-            await web.SockSite(runner, listener).start()
-            ready(url(listener))
-            await first_done(stop, changes.failed, table.until(lambda: False, None))
-        finally:
-            await runner.cleanup()
-            await api.close()
-            await changes.stop()
+        ends.push_async_callback(runner.cleanup)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        ready(url(listener))
+        await first_done(stop, changes.failed, table.until(lambda: False, None))

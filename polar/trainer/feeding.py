@@ -34,6 +34,8 @@ OUTAGE_S = 300.0
 """How long Kafka may be unreachable, as for the consumer."""
 RETRY_S = 1.0
 """Between two tries; `Client.feed` itself waits for the broker before it raises."""
+EARLY = 10_000
+"""Groups that may arrive before their task is read. A task whose group was forgotten is sent again, and takes its slot for good."""
 
 log = structlog.get_logger()
 
@@ -45,6 +47,8 @@ class State(msgspec.Struct, frozen=True):
     """Number of tasks read from the iterable."""
     waiting: list[int]
     """Positions, from 0, of those tasks whose group didn't arrive yet."""
+    early: list[str] = []
+    """Ids of groups that arrived before their task was read: after a resume, an earlier process may have sent it. At most `EARLY`."""
 
 
 class Feed:
@@ -71,6 +75,8 @@ class Feed:
         self._drawn = 0
         self._waiting: dict[str, tuple[int, TaskRequest]] = {}
         """By task id, with its position: sent, or about to be, and its group didn't come yet."""
+        self._early: dict[str, None] = {}
+        """As in `State`, oldest first. Has the groups of other feeds too, if the consumer yields them."""
         self._news = asyncio.Event()
         self._thread: LoopThread | None = None
         self._feeding: asyncio.Task[None] | None = None
@@ -122,7 +128,7 @@ class Feed:
         tasks = enumerate(islice(self._tasks, self._begins.drawn))
         wanted = set(self._begins.waiting)
         self._waiting = {task.task_id: (position, task) for position, task in tasks if position in wanted}
-        self._drawn = self._begins.drawn
+        self._drawn, self._early = self._begins.drawn, dict.fromkeys(self._begins.early)
         sent = asyncio.Event()
         self._feeding = asyncio.create_task(self._feed(sent), name="feed")
         await first_done(self._feeding, sent)
@@ -140,10 +146,15 @@ class Feed:
         return await self._state()
 
     async def _state(self) -> State:
-        return State(self._drawn, sorted(position for position, _ in self._waiting.values()))
+        return State(self._drawn, sorted(position for position, _ in self._waiting.values()), list(self._early))
 
     async def _came(self, task_id: str) -> None:
-        self._waiting.pop(task_id, None)
+        if self._waiting.pop(task_id, None) is None:
+            self._early[task_id] = None
+            if len(self._early) > EARLY:
+                forgotten = next(iter(self._early))
+                del self._early[forgotten]
+                log.warning("forgot an early group", action="trainer.feed_forgot", task=forgotten, limit=EARLY)
         self._news.set()
 
     async def _feed(self, sent: asyncio.Event) -> None:
@@ -176,6 +187,10 @@ class Feed:
             while self._under_way() + task.num_samples > self._max and self._waiting:
                 self._news.clear()
                 await self._news.wait()
+            if task.task_id in self._early:
+                del self._early[task.task_id]
+                self._drawn += 1
+                continue
             # Without an await between both: a state saved in between would lose the task.
             self._waiting[task.task_id] = (self._drawn, task)
             self._drawn += 1

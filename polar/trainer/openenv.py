@@ -30,6 +30,7 @@ from polar.task_trajectories import READ_S, following
 from polar.trainer.exporters.openenv import env_reward, training_trace
 from polar.trainer.groups import Group
 from polar.trainer.loop_thread import LoopThread
+from polar.trainer.prompt_tasks import RUN, require_free
 from polar.trainer.sampling_expectation import expect
 from topics.environment.settings import Settings, load
 from topics.log.follow import Follower, Since
@@ -44,10 +45,6 @@ try:
 except ImportError as error:
     raise ImportError(f"polar.trainer.openenv needs openenv 0.10.0: pip install openenv==0.10.0 ({error})") from None
 
-OURS = ("task_id", "num_samples", "mode", "run", "output_topic")
-"""Fields of a task that follow from the session."""
-RUN = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
-"""Names of runs: a task's id begins with its run's name."""
 SHOWN_S = 60.0
 """For a coordinator to show a task."""
 CANCELLED_S = 120.0
@@ -67,7 +64,8 @@ class PolarSessionFactory(ResourceSessionFactory["PolarSession"]):  # type: igno
         data: str | Path | None = None,
         sampling: Mapping[str, float] | None = None,
     ) -> None:
-        """`task`: the body of the task (docs/task.md) for what `create` gets, such as a row's `prompt`, without `OURS`.
+        """`task`: the body of the task (docs/task.md) for what `create` gets, such as a row's `prompt`, without the fields
+        `prompt_tasks.OURS`.
 
         `run`: a name for this training, which its tasks and trajectories carry. `data`: the system's folder; None: as for `polar.Client`.
         `sampling`: how the trainer assumes that tokens were sampled, by vLLM's names; TRL passes it. The tasks are sampled so, and
@@ -107,8 +105,7 @@ class PolarSessionFactory(ResourceSessionFactory["PolarSession"]):  # type: igno
 
     def _request(self, task: Any, seed: int | None, episode_id: str | None) -> TaskRequest:
         body = dict(self._task(task))
-        if found := [name for name in OURS if name in body]:
-            raise InputError(found[0], body[found[0]], "follows from the session; leave it out of the task")
+        require_free(body, "the session")
         sampling = dict(body.get("sampling") or {})
         for name, value in self._sampling.items():
             if sampling.setdefault(name, value) != value:

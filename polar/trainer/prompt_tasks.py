@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar
 
 from topics.types.errors import InputError
@@ -17,8 +19,8 @@ from topics.types.task import TaskRequest, parse
 Mode = Literal["train", "eval"]
 Prompt = TypeVar("Prompt")
 
-OURS = ("task_id", "num_samples", "mode", "run")
-"""Fields of a task that follow from the trainer's configuration."""
+OURS = ("task_id", "num_samples", "mode", "run", "output_topic")
+"""Fields of a task that follow from what requests it, such as a trainer's configuration."""
 RUN = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 """Names of runs: a task's id begins with its run's name."""
 DIGEST = 8
@@ -41,10 +43,7 @@ class PromptTasks(Generic[Prompt]):
         `temperature`: the trainer's. A task of the mode `eval` may have its own. Raises InputError.
         """
         body = dict(self._task(prompt))
-        if found := [name for name in OURS if name in body]:
-            raise InputError(
-                found[0], body[found[0]], "follows from the trainer's configuration; leave it out of the task"
-            )
+        require_free(body, "the trainer's configuration")
         sampling = {"temperature": temperature, **body.get("sampling", {})}
         if mode == "train" and sampling["temperature"] != temperature:
             reason = f"must be the trainer's temperature, which is {temperature:g}; leave it out of the task"
@@ -56,15 +55,36 @@ class PromptTasks(Generic[Prompt]):
         return task.model_copy(update={"task_id": task_id})
 
 
+def require_free(body: Mapping[str, Any], source: str, names: Collection[str] = OURS) -> None:
+    """Raise InputError for a field of the body that follows from `source`."""
+    for name in names:
+        if name in body:
+            raise InputError(name, body[name], f"follows from {source}; leave it out of the task")
+
+
+def body_function(name: str, path: str) -> Callable[[Any], Mapping[str, Any]]:
+    """The function of an import path `MODULE.FUNCTION`, the value of the trainer's setting `name`. Raises InputError."""
+    module, _, function = path.rpartition(".")
+    try:
+        found: Callable[[Any], Mapping[str, Any]] = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = f"must be MODULE.FUNCTION, importable in the trainer's process: {error}"
+        raise InputError(name, path, reason) from None
+    return found
+
+
 class StepPlaces:
     """Places `STEP-CALL-NUMBER`, for trainers whose prompts have no number of their own. A trainer may call several times a step."""
 
     def __init__(self) -> None:
-        self._call = -1, "", 0
-        """Step, mode and number of the last call."""
+        self._step = -1
+        self._calls: Counter[Mode] = Counter()
+        """Numbers of calls of this step."""
 
     def __call__(self, step: int, mode: Mode, count: int) -> list[str]:
         """The places of the next call's prompts."""
-        last_step, last_mode, number = self._call
-        self._call = step, mode, number + 1 if (last_step, last_mode) == (step, mode) else 0
-        return [f"{step}-{self._call[2]}-{at}" for at in range(count)]
+        if step != self._step:
+            self._step, self._calls = step, Counter()
+        call = self._calls[mode]
+        self._calls[mode] += 1
+        return [f"{step}-{call}-{at}" for at in range(count)]

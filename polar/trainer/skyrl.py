@@ -16,15 +16,14 @@ process that resumes from SkyRL's checkpoint of a step begins at that step's pos
 from __future__ import annotations
 
 import asyncio
-import atexit
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polar.trainer.prompt_tasks import Mode, PromptTasks, StepPlaces
+from polar.trainer.prompt_tasks import PromptTasks, StepPlaces
 from polar.trainer.skyrl_batch import batch, check_sampling, prompts_of
+from polar.trainer.step_positions import StepPositions
 from polar.trainer.training_run import TrainingRun
 from topics.environment.settings import Settings, load
 from topics.types.errors import InputError
@@ -35,6 +34,9 @@ except ImportError as error:
     raise ImportError(f"polar.trainer.skyrl needs skyrl 0.3.0: pip install skyrl==0.3.0 ({error})") from None
 
 __all__ = ["PolarGenerator"]
+
+INTERRUPT_S = 0.1
+"""Between two interrupts of a batch that was cancelled."""
 
 
 class PolarGenerator(GeneratorInterface):  # type: ignore[misc]
@@ -56,7 +58,7 @@ class PolarGenerator(GeneratorInterface):  # type: ignore[misc]
         small file per step. `data`, `settings`: as for `TrajectoryConsumer`. Raises InputError.
         """
         self._tasks, self._places = PromptTasks(task, run=run), StepPlaces()
-        self._positions = positions
+        self._positions = StepPositions(positions)
         self._settings = settings or load(None if data is None else Path(data))
         self._run: TrainingRun | None = None
         self._is_busy = False
@@ -71,9 +73,23 @@ class PolarGenerator(GeneratorInterface):  # type: ignore[misc]
             )
         self._is_busy = True
         try:
-            return await asyncio.to_thread(self._generate, input_batch)
+            return await self._in_thread(input_batch)
         finally:
             self._is_busy = False
+
+    async def _in_thread(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
+        """`_generate` in a thread. Cancelling this, as Ctrl-C does, ends the thread: a program's end waits for it."""
+        work = asyncio.create_task(asyncio.to_thread(self._generate, input_batch), name="polar_generate")
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # Again, since the thread may have been between two calls.
+            while not work.done():
+                if self._run is not None:
+                    self._run.interrupt()
+                await asyncio.wait([work], timeout=INTERRUPT_S)
+            work.exception()  # seen: otherwise asyncio logs it
+            raise
 
     def _generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
         metadata, sampling = input_batch["batch_metadata"], input_batch["sampling_params"] or {}
@@ -97,24 +113,12 @@ class PolarGenerator(GeneratorInterface):  # type: ignore[misc]
             "polar/rollout_seconds": time.monotonic() - began,
             "polar/groups_left_out": run.left_out - left_out,
         }
-        self._keep_position(run, step, mode)
+        if mode == "train":  # a process that resumes at this step evaluates again, and finds its sessions
+            self._positions.keep(run, step)
         return output
 
     def _connected(self, last_step: int) -> TrainingRun:
         """The connection, which begins at the position after this step if it is new. Raises InputError, NotReadyError."""
         if self._run is None:
-            run = TrainingRun(self._settings, self._tasks.run).__enter__()
-            atexit.register(run.__exit__)  # SkyRL has no call for the end of its rollouts
-            by_step = {int(file.stem): file for file in self._positions.glob("*.json")}
-            if steps := [number for number in by_step if number <= last_step]:
-                run.load_state_dict(json.loads(by_step[max(steps)].read_text()))
-            self._run = run
+            self._run = self._positions.connected(self._settings, self._tasks.run, last_step)
         return self._run
-
-    def _keep_position(self, run: TrainingRun, step: int, mode: Mode) -> None:
-        if mode == "eval":
-            return  # a process that resumes at this step evaluates again, and finds these sessions
-        self._positions.mkdir(parents=True, exist_ok=True)
-        written = self._positions / f"{step}.json.new"
-        written.write_text(json.dumps(run.state_dict()))
-        written.replace(self._positions / f"{step}.json")

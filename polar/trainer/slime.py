@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import atexit
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from polar.trainer.prompt_tasks import PromptTasks
+from polar.trainer.prompt_tasks import PromptTasks, body_function
 from polar.trainer.slime_batch import Place, check, eval_samples, train_batch, weight_version
 from polar.trainer.training_run import TrainingRun
 from topics.environment.settings import load
@@ -125,8 +124,7 @@ def _rollouts(args: Any, data_source: Any) -> Rollouts:
         for name in ("polar_task", "polar_run"):
             if not getattr(args, name, None):
                 raise InputError(name, None, "set it in the file of --custom-config-path")
-        module, _, function = args.polar_task.rpartition(".")
-        tasks: PromptTasks[Any] = PromptTasks(getattr(import_module(module), function), run=args.polar_run)
+        tasks: PromptTasks[Any] = PromptTasks(body_function("polar_task", args.polar_task), run=args.polar_run)
         data = getattr(args, "polar_data", None)
         run = TrainingRun(load(None if data is None else Path(data)), args.polar_run).__enter__()
         atexit.register(run.__exit__)  # slime has no call for the end of its rollouts

@@ -11,15 +11,18 @@ samples and returns the sessions of its group.
 
 Invariant: TRL's checkpoint holds the position in the log beside the weights, and a task's id follows from the step and the prompt. A
 process that resumes from a checkpoint trains on each session once, wherever the process before it was killed.
+
+Of several processes the main one speaks to Polar, and the others wait for it in a collective operation. What it raises is raised in all.
 """
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from polar.trainer.exporters import trl as exporter
 from polar.trainer.exporters.segments import Branches
@@ -39,6 +42,8 @@ except ImportError as error:
     raise ImportError(f"polar.trainer.trl needs trl 1.16.0: pip install trl==1.16.0 ({error})") from None
 
 __all__ = ["last_checkpoint", "rollout_func"]
+
+T = TypeVar("T")
 
 SCALARS = ("polar/null_rewards", "polar/tokens_left_out", "polar/rollout_seconds", "polar/groups_left_out")
 """What `reward` adds to TRL's log, a step: samples without a reward, sampled tokens of traces that aren't trained, the time from the
@@ -69,6 +74,9 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._push, self._branches = push, branches
         self._settings = settings or load(None if data is None else Path(data))
         self._connection: TrainingRun | None = None
+        """None in all processes but the main one."""
+        self._accelerator: Any = None
+        """The trainer's; None outside of `of`."""
         self._scalars: dict[str, float] = {}
 
     @contextmanager
@@ -76,20 +84,23 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Attach this to the GRPOTrainer that has it as its `rollout_func`, and connect to Polar until the block's end.
 
         Raises InputError for a configuration that would train on other tokens than were sampled, or couldn't resume. Raises NotReadyError.
+        All processes enter it.
         """
         check(trainer)
         # What GRPOTrainer's constructor does for use_vllm=True, with our weight sync instead of one that needs CUDA and NCCL.
         trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, _Sync(trainer, self._sync), -1
         trainer.add_callback(self)
-        if not trainer.accelerator.is_main_process:
-            yield
-            return
-        with TrainingRun(self._settings, self._tasks.run) as connection:
-            self._connection = connection
+        self._accelerator = trainer.accelerator
+        with ExitStack() as stack:
+
+            def connect() -> None:
+                self._connection = stack.enter_context(TrainingRun(self._settings, self._tasks.run))
+
+            _on_main(self._accelerator, connect)
             try:
                 yield
             finally:
-                self._connection = None
+                self._connection = self._accelerator = None
 
     def reward(
         self,
@@ -114,36 +125,34 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Resume from the checkpoint that was loaded. Raises InputError for a checkpoint of another run."""
         del control
         check_saves(args, state.save_steps)
-        if state.global_step == 0 or self._connection is None:
+        if state.global_step == 0 or self._accelerator is None:
             return
         kept = state.stateful_callbacks.get(type(self).__name__) or {}
-        self._connection.load_state_dict(kept.get("attributes", {}))
+        _on_main(self._accelerator, lambda: self._connected().load_state_dict(kept.get("attributes", {})))
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The rows of these prompts, this process's slice; the main process collects all. Raises as `RequestedGroups.groups` does."""
         mode: Mode = "train" if trainer.model.training else "eval"
         samples = trainer.num_generations if mode == "train" else trainer.num_generations_eval
         every: list[Any] = gather_object(prompts)
-        found: list[Any] = [None]
-        if trainer.accelerator.is_main_process:
-            found = [self._rows(every[::samples], samples, mode, trainer)]
-        rows, self._scalars = broadcast_object_list(found, from_process=0)[0]
+        rows, self._scalars = _on_main(
+            trainer.accelerator, lambda: self._rows(every[::samples], samples, mode, trainer)
+        )
         begin = trainer.accelerator.process_index * len(prompts)
         return {name: column[begin : begin + len(prompts)] for name, column in rows.items()}
 
     def _rows(
         self, prompts: Sequence[Any], samples: int, mode: Mode, trainer: Any
     ) -> tuple[dict[str, list[Any]], dict[str, float]]:
-        if self._connection is None:
-            raise RuntimeError("rollouts are made inside `with rollouts.of(trainer):`")
+        connection = self._connected()
         step = trainer.state.global_step
         temperature = trainer.args.temperature
         requests = [
             self._tasks.request(_text(prompt), place, samples=samples, mode=mode, temperature=temperature)
             for prompt, place in zip(prompts, self._places(step, mode, len(prompts)), strict=True)
         ]
-        began, left_out = time.monotonic(), self._connection.left_out
-        groups = self._connection.groups(requests, mode, temperature=temperature)
+        began, left_out = time.monotonic(), connection.left_out
+        groups = connection.groups(requests, mode, temperature=temperature)
         rows = exporter.rollouts(groups, num_generations=samples, branches=self._branches, fill=True)
         # Its advantage is 0, but TRL divides the loss by the number of unmasked tokens.
         rows["env_mask"] = [
@@ -157,13 +166,17 @@ class PolarRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
             rows["reward"].count(None),
             sampled - sum(map(sum, rows["env_mask"])),
             time.monotonic() - began,
-            self._connection.left_out - left_out,
+            connection.left_out - left_out,
         )
         return rows, dict(zip(SCALARS, map(float, values), strict=True))
 
     def _sync(self, tensors: Mapping[str, Any], version: int) -> None:
-        assert self._connection is not None, "in `of`"
-        self._connection.publish(version, lambda: self._push(tensors, version))
+        self._connected().publish(version, lambda: self._push(tensors, version))
+
+    def _connected(self) -> TrainingRun:
+        if self._connection is None:
+            raise RuntimeError("rollouts are made inside `with rollouts.of(trainer):`")
+        return self._connection
 
 
 rollout_func = PolarRollouts
@@ -188,9 +201,36 @@ class _Sync(VLLMGeneration):  # type: ignore[misc]
         for name, tensor in self._iter_named_params():  # every process must iterate
             if self.accelerator.is_main_process:
                 tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        if self.accelerator.is_main_process:
-            self._push(tensors, self._trainer.state.global_step)
-        self.accelerator.wait_for_everyone()
+        _on_main(self.accelerator, lambda: self._push(tensors, self._trainer.state.global_step))
+
+
+def _on_main(accelerator: Any, work: Callable[[], T]) -> T:
+    """Run `work` in the main process, and return its result in every process. All processes must call this together.
+
+    An error of `work` is raised in every process: the others would wait for the main one until the collective's timeout. One that can't be
+    pickled is a RuntimeError with its text there.
+    """
+    outcome: list[Any] = [None, None]
+    raised: Exception | None = None
+    if accelerator.is_main_process:
+        try:
+            outcome[0] = work()
+        except Exception as error:
+            raised = error
+            outcome[1] = _pickled(error)
+    result, pickled = broadcast_object_list(outcome, from_process=0)
+    if pickled is not None:
+        raise raised or pickle.loads(pickled)  # noqa: S301 - from this training's main process
+    return result  # type: ignore[no-any-return]
+
+
+def _pickled(error: Exception) -> bytes:
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)  # noqa: S301 - made above
+    except Exception:
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return pickled
 
 
 def _text(prompt: Any) -> str:

@@ -249,7 +249,7 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     except Exception:
         # Never log.exception: renderers show locals, and these hold keys.
         log.error("control request failed", action="control_failed", trace=redacted(traceback.format_exc()))
-        answer = ControlError(503, "failed", "the proxy failed; its log says why")
+        answer = ControlError(503, "failed", "the request failed here; the log says why")
     error_body = {"code": answer.code, "field": answer.field, "message": redacted(answer.message)}
     return _json(answer.status, {"error": {name: value for name, value in error_body.items() if value is not None}})
 

@@ -63,7 +63,7 @@ def match_rank(turn: Message, meaning: Meaning, sampled: Message, sampled_meanin
         all(call.id == original.id for call, original in pairs),
         meaning.exact == sampled_meaning.exact,
         all(call.function.arguments == original.function.arguments for call, original in pairs),
-        text == sampled.content,
+        text == sampled_text,
         turn.reasoning == sampled.reasoning,
     )
 

@@ -44,6 +44,8 @@ READY_S = 180.0
 """Two seconds on an idle machine; a proxy waits for brokers that were killed, and those for each other."""
 STOP_S = 45.0
 """A second or two on an idle machine."""
+STACKS_S = 2.0
+"""For a process to write its stacks."""
 LOOK_S = 0.03
 """Between two looks for logs of new runs."""
 ANSWER = '{"session_id": '
@@ -247,16 +249,22 @@ class Fleet:
         )
 
     async def polar(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        """Run a command of the CLI; exit code, stdout, stderr."""
+        """Run a command of the CLI; exit code, stdout, stderr. Cancelled, it says what the command was doing."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "polar.cli", *arguments, "--data", str(self.data), env=self._environment(),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
             out, err = await process.communicate(stdin.encode())
-        except asyncio.CancelledError:
-            process.kill()
-            await process.communicate()
+        except asyncio.CancelledError as cancelled:
+            if process.returncode is None:
+                process.send_signal(signal.SIGUSR1)
+                await asyncio.sleep(STACKS_S)
+                process.kill()
+            _, err = await process.communicate()
+            cancelled.add_note(
+                f"polar {' '.join(arguments)}: exit code {process.returncode}; on stderr: {err.decode()}"
+            )
             raise
         assert process.returncode is not None
         return process.returncode, out.decode(), err.decode()

@@ -21,7 +21,7 @@ from topics.types.session import Phase, Status
 from topics.types.trajectory import Trajectory
 
 SHORT_S = 40.0
-SESSIONS = 60
+SESSIONS = 32
 
 
 @pytest.mark.timeout(900)

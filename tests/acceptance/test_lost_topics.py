@@ -72,6 +72,7 @@ async def test_a_table_that_was_deleted_stops_its_partitions_and_is_rebuilt_with
         assert json.loads(out)["partitions"] == 0, "what lacks nothing is left alone"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 async def test_a_deleted_topic_is_named_at_once_and_work_goes_on_when_it_is_made_again(tmp_path: Path) -> None:
     async with fleet(tmp_path / "data", WORKERS) as system:

@@ -21,7 +21,7 @@ from topics.environment import settings
 from topics.log.owner import read_back
 from topics.types.completion import Completion
 
-pytestmark = [pytest.mark.hard, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 CALL = """\
 curl -sf "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -H "Content-Type: application/json" \

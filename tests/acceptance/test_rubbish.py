@@ -27,7 +27,7 @@ from topics.log.owner import read_back
 from topics.log.partition import partition_of_task
 from topics.types.trajectory import Trajectory
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 ROLES = ("fanout", "coordinator", "builder", "init", "run", "evaluate", "analytics", "webhooks")
 SEED = int(os.environ.get("POLAR_RUBBISH_SEED", "1"))
 ROUNDS = 3

@@ -20,13 +20,16 @@ from analytics.lake.manifest import Lake
 from analytics.lake.rows import Row
 from analytics.writing.flush import flush
 from topics.completions import Disowned, RefusedRequest
+from topics.dead_letters import Letter, Replay
 from topics.events import Claimed, Evaluated, InitFinished, RunFinished, SessionOpenRequested, TaskSubmitted
+from topics.fleet import PolicyVersion
 from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Plan, Stage, Status
-from topics.types.tokens import pack_ids, pack_logprobs
+from topics.types.tokens import count, pack_ids, pack_logprobs
 from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
 from topics.verifications import Verification
+from topics.workers import Heartbeat
 
 NOON = 1_790_000_000_000
 """Unix ms; all times of the story are seconds after it."""
@@ -52,11 +55,21 @@ def write(folder: Path, told: Iterable[Told]) -> Lake:
 
 
 def _topic(record: object) -> str:
-    if isinstance(record, Trajectory | GroupFinished):
-        return "trajectories"
-    if isinstance(record, Verification):
-        return "verifications"
-    return "completions" if isinstance(record, Completion | Disowned | RefusedRequest) else "events"
+    match record:
+        case Trajectory() | GroupFinished():
+            return "trajectories"
+        case Verification():
+            return "verifications"
+        case Completion() | Disowned() | RefusedRequest():
+            return "completions"
+        case PolicyVersion():
+            return "fleet"
+        case Heartbeat():
+            return "workers"
+        case Letter() | Replay():
+            return "dead-letters"
+        case _:
+            return "events"
 
 
 def story() -> list[Told]:
@@ -134,16 +147,29 @@ def yielded(
     nodes: list[Node] = []
     for index, (_, one) in enumerate(calls):
         tree: dict[str, Any] = {"parent": made[-1].call_id} if made else {"branch": "root"}
-        made.append(Call(one.call_id, one.kind, one.outcome, one.dialect, one.received_at, one.completed_at, **tree))
+        tokens = one.prompt.shared + count(one.prompt.rest), count(one.sampled)
+        facts = {"policy_version": one.policy_version, "publication": one.publication, "engine": one.engine}
+        made.append(
+            Call(
+                one.call_id,
+                one.kind,
+                one.outcome,
+                one.dialect,
+                one.received_at,
+                one.completed_at,
+                *tokens,
+                **tree | facts,
+            )
+        )
         nodes.append(Node(len(nodes) - 1, one.prompt.rest))
         nodes.append(Node(len(nodes) - 1, one.sampled, one.logprobs, index))
     trace = Trace(f"{session_id}/{made[-1].call_id}", len(nodes) - 1, list(range(1, len(nodes), 2)), reward=reward)
     task_id, _, sample = session_id.rpartition(".")
-    count = len(made)
+    total = len(made)
     fields: dict[str, Any] = {
         "harness": "pi",
         "attempt": 1,
-        "stats": Stats(count, count, 1, 30 * count, 10 * count, 10 * count),
+        "stats": Stats(total, total, 1, 30 * total, 10 * total, 10 * total),
         "metadata": b'{"repository": "demo"}',
         "artifacts": {"agent_log": "blob:sha256/00"},
     }

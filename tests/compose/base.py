@@ -46,7 +46,8 @@ def root_file_system() -> Path:
 
 def _bootstrap(entry: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="polar-debian-", dir=entry) as root:
-        subprocess.run(["debootstrap", "--variant=minbase", SUITE, root], check=True)
+        # In a mount namespace of its own: debootstrap mounts /proc in the folder, and left it there when it was killed.
+        subprocess.run(["unshare", "--mount", "debootstrap", "--variant=minbase", SUITE, root], check=True)
         trusted = Path(root, *CERTIFICATES.parts[1:])
         trusted.mkdir(parents=True, exist_ok=True)
         for certificate in CERTIFICATES.glob("*.crt"):

@@ -53,11 +53,23 @@ def _docker(missing: Exception) -> Iterator[str]:
         own = ["--host", host, "--pidfile", f"{folder}/pid", "--exec-root", f"{folder}/run"]
         try:
             with _started(["dockerd", *own, *kept], host, Path(folder, "log")):
+                _remove_left(host)
                 yield host
         finally:
             # Left there by a container that used the host's network.
             for namespace in Path(folder, "run/netns").glob("*"):
                 subprocess.run(["umount", str(namespace)], check=False)
+
+
+def _remove_left(host: str) -> None:
+    """Remove all but images: the daemon starts the containers of a run that was killed again, a whole stack of services."""
+    client = docker.DockerClient(host, timeout=START_S)
+    for container in client.containers.list(all=True):
+        container.remove(force=True, v=True)
+    for volume in client.volumes.list():
+        volume.remove(force=True)
+    client.networks.prune()
+    client.close()
 
 
 @contextmanager

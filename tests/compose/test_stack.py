@@ -139,6 +139,7 @@ def test_each_service_has_its_own_secrets_and_login_alone(stack: Stack) -> None:
     assert "is refused" in stack.inside("run", "/opt/polar/bin/python", "-c", FORGERY)
 
 
+@pytest.mark.soak
 def test_the_clis_of_all_presets_run_in_containers(stack: Stack) -> None:
     """Without privileges, in the runtime `landlock`; each CLI is downloaded at its first use."""
     presets = [name for name in registry.names(registry.Kind.HARNESS) if name != "shell"]

@@ -25,6 +25,7 @@ from examples.grpo_tiny.requests import Work
 from examples.grpo_tiny.rollouts import Waiting, malformed
 from examples.tiny_model.demonstrations import KINDS, Message, Session
 from examples.tiny_model.tasks import HELD_OUT, draw
+from examples.trl_grpo.curve import curve
 from polar.trainer import Group
 from tests.serving import serving
 from tests.uploading import submitted
@@ -180,6 +181,30 @@ def test_the_picture_holds_every_curve() -> None:
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "per <request>: held out 0.10 → 0.95" in texts
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
+
+
+def test_a_curve_of_trls_log() -> None:
+    rewards = [0.1, 0.2, 0.3, 0.4, 0.5, 0.9]
+    steps = [
+        {"step": at, "reward": reward, "sampling/sampling_logp_difference/max": at * 1e-6}
+        for at, reward in enumerate(rewards, 1)
+    ]
+    log = [
+        {"step": 0, "eval_reward": 0.15},
+        *steps,
+        {"step": 6, "eval_reward": 0.95},
+        {"step": 6, "train_runtime": 1.0},
+    ]
+    drawn, told = curve(log)
+    assert (drawn.before, drawn.after, drawn.raw) == (0.15, 0.95, rewards)
+    assert drawn.smooth == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3, 0.46])
+    assert told.splitlines() == [
+        "0 updates: held out 0.150",
+        "6 updates: held out 0.950",
+        "largest sampling_logp_difference of 6 batches: 6.0e-06",
+    ]
+    with pytest.raises(ValueError, match="1 evaluations, and a curve needs two"):
+        curve(log[:3])
 
 
 def test_the_step_that_two_trainers_did_is_in_no_mean_of_seconds() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 from msgspec.structs import replace
 
-from topics import dead_letters, sessions, tasks, trajectories, workers
+from topics import dead_letters, events, sessions, tasks, trajectories, workers
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
+from topics.log import admin
+from topics.log.owner import read_back
+from topics.log.partition import partition_of_task
 from topics.log.producer import LogProducer
 from topics.types.session import Phase, Plan, SessionState, Stage, Status, TaskState, session_id_of
 from topics.types.task import TaskRequest, body_hash, parse
@@ -63,6 +68,14 @@ class Coordinator:
         slots = [workers.StageSlots(stage, pool, 1, 1, [0]) for stage in stages]
         beat = workers.Heartbeat(worker_id, "worker", "host", 1, slots, leaving=leaving)
         await self._producer.send(workers.TOPIC, beat, key=worker_id)
+
+    async def cancels_of(self, task_id: str) -> int:
+        """How often somebody asked to cancel a task."""
+        name = events.TOPIC.full_name(self._settings.namespace)
+        partition = partition_of_task(task_id, await admin.partition_count(self._settings, name))
+        async with aclosing(read_back(self._settings, name, partition)) as records:
+            facts = [events.CODEC.known(record.value) async for record in records]
+        return sum(isinstance(fact, events.CancelRequested) and fact.task_id == task_id for fact in facts)
 
     async def _write(self, row: sessions.Row, task_id: str) -> None:
         await self._producer.send(sessions.TOPIC, row, key=sessions.key_of(row), task_id=task_id)

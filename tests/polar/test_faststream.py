@@ -311,6 +311,9 @@ def test_an_annotation_that_the_topic_has_no_records_of_is_refused(offline: pola
 
 def test_a_service_that_only_reads_starts_no_producer(offline: polar.Broker) -> None:
     offline.subscriber(polar.trajectories, group_id="ours")
+    for refused, error in ((polar.trajectories, InputError), (object(), Exception)):
+        with pytest.raises(error):
+            offline.publisher(refused)
     assert offline.config.broker_config.consumer_only
     offline.publisher(polar.tasks)
     assert not offline.config.broker_config.consumer_only

@@ -56,6 +56,16 @@ def test_any_headers_are_read(headers: list[Header]) -> None:
     assert isinstance(found, Letter | Replay)
 
 
+def test_a_number_past_64_bits_is_none() -> None:
+    """No column of the lake holds it."""
+    for number, found in (("9223372036854775807", 2**63 - 1), ("9223372036854775808", None), ("9" * 19, None)):
+        letter = dead_letters.parse(Envelope([("source-offset", number.encode())]))
+        assert isinstance(letter, Letter)
+        assert letter.offset == found
+        told = dead_letters.parse(Envelope([("replayed", number.encode())]))
+        assert isinstance(told, Letter) == (found is None)
+
+
 def test_headers_without_a_value_are_empty_and_too_large_ones_are_left_out() -> None:
     def kept(*own: tuple[str, bytes | None]) -> tuple[Header, ...]:
         written = dead_letters.headers(reason="", field="", process="", topic="", partition=0, offset=0, kept=own)

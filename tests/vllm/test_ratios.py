@@ -19,7 +19,7 @@ from consumers.builders.base import BuiltFrom
 from consumers.builders.prefix_merging import PrefixMerging
 from examples import reproduce_logprobs
 from examples.vllm_cpu.serve import Server
-from polar.cli.trajectories import line
+from polar.show.trajectory import line
 from proxy.capture import CallSpec, answered_record
 from proxy.chat import ChatRequest, Function, Message, Tool
 from proxy.engines import probe

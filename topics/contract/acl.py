@@ -117,7 +117,14 @@ _ROLES: dict[str, _Role] = {
     },
     "analytics": _Role(
         "polar worker analytics",
-        reads=(events.TOPIC, completions.TOPIC, verifications.TOPIC),
+        reads=(
+            events.TOPIC,
+            completions.TOPIC,
+            verifications.TOPIC,
+            fleet.TOPIC,
+            workers.TOPIC,
+            dead_letters.TOPIC,
+        ),
         writes=(workers.TOPIC, dead_letters.TOPIC),
         groups=("analytics",),
         outputs=("Read",),

@@ -48,7 +48,7 @@ def _facts(topic: Topic) -> Iterator[str]:
 def _record(record: type[msgspec.Struct], heading: str) -> Iterable[str]:
     notes = docstrings.of_fields(record)
     hints = typing.get_type_hints(record)
-    yield from (heading, "", docstrings.of_class(record), "", "| field | type | |", "|---|---|---|")
+    yield from (heading, "", docstrings.of_class(record), "", "| field | type | meaning |", "|---|---|---|")
     for field in msgspec.structs.fields(record):
         words = docstrings.type_words(hints[field.name])
         optional = "" if field.required else ", may be missing"

@@ -41,7 +41,10 @@ class InputError(ValueError):
     """Invalid input. `field` is a dotted path, `value` a short repr of the input, `reason` names the remedy."""
 
     def __init__(self, field: str, value: object, reason: str) -> None:
-        shown = repr(value.value if isinstance(value, Enum) else value)
+        try:
+            shown = repr(value.value if isinstance(value, Enum) else value)
+        except RecursionError:
+            shown = f"a {type(value).__name__} that is nested too deeply"
         self.field = field
         self.value = shown if len(shown) <= 120 else shown[:117] + "…"
         self.reason = reason
@@ -51,6 +54,16 @@ class InputError(ValueError):
         """Name the field by its place in a larger document, in the message as well."""
         self.args = (f"{field}{str(self).removeprefix(self.field)}",)
         self.field = field
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """For pickle, also of subclasses: by default it would pass the message to a constructor that wants the field."""
+        return _unpickled, (type(self), self.args), vars(self)
+
+
+def _unpickled(kind: type[InputError], args: tuple[object, ...]) -> InputError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class NotReadyError(RuntimeError):

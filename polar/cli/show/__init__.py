@@ -1,7 +1,6 @@
-"""`polar show` shows what happened in one session. It reads Kafka alone.
+"""`polar show` prints what happened in one session: a `Story` of `polar/show/`, which reads Kafka alone.
 
-`reading.py` finds the session's records, and `assembly.py` makes a `Story` of them (plain data, `story.py`). The other modules print it,
-for people (`page.py` and its sections) or for programs (`document.py`).
+`page.py` prints, and a module for each section says what: for people. `--format json` prints the document of `polar/show/document.py`.
 """
 
 from polar.cli.show.command import show

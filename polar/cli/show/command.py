@@ -13,13 +13,13 @@ import typer
 from polar.cli import session_ids
 from polar.cli.options import Data, Format, Output
 from polar.cli.output import note, print_json, say
-from polar.cli.show.document import call_document, document
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces
 from polar.cli.show.page import Page
 from polar.cli.show.refused import draw_refused
-from polar.cli.show.story import CallStory, Story
 from polar.cli.show.tokens import draw_tokens
 from polar.cli.show.transcript import draw_call, draw_transcript
+from polar.show.document import call_document, document
+from polar.show.story import CallStory, Story
 from topics.environment import blob_store, settings
 from topics.environment.blobs import BlobStoreError
 from topics.environment.settings import Settings
@@ -27,7 +27,7 @@ from topics.types.errors import InputError, NotReadyError
 from topics.types.session import SessionState
 
 if TYPE_CHECKING:
-    from polar.cli.show.reading import Rows
+    from polar.show.reading import Rows
 
 FIELD = "SESSION"
 NAMED = 8
@@ -53,7 +53,7 @@ def show(
 
     Reads Kafka alone. The session may still run.
     """
-    from polar.cli.show.reading import read_story
+    from polar.show.reading import read_story
 
     found = settings.load(data)
     rows, row = asyncio.run(_read_rows(found, session))
@@ -83,7 +83,7 @@ def _draw(page: Page, story: Story, found: Settings, again: str, *, with_tokens:
 
 async def _read_rows(found: Settings, name: str) -> tuple[Rows, SessionState]:
     """The rows of the task and of the session. Raises InputError if `name` names no session."""
-    from polar.cli.show.reading import read_rows
+    from polar.show.reading import read_rows
 
     target = session_ids.parse(name)
     rows = await read_rows(found, target.task_id)

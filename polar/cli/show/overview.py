@@ -10,7 +10,8 @@ import msgspec
 
 from polar.cli.output import counted
 from polar.cli.show.page import ID, Page, duration
-from polar.cli.show.story import CallStory, Story
+from polar.show.artifacts import size_of, text_of
+from polar.show.story import CallStory, Story
 from topics.environment.blobs import BlobStore
 from topics.types.session import Accounting, Phase, Stage, Status
 from topics.types.tokens import count
@@ -186,28 +187,12 @@ def draw_artifacts(page: Page, story: Story, blobs: BlobStore, command: str) -> 
         [name, _bytes(blobs, ref), f"{command} --artifact {shlex.quote(name)}"] for name, ref in story.artifacts.items()
     )
     page.table(["artifact", ">size", "print it"], rows)
-    if (ref := story.artifacts.get(TRACEBACK)) is not None and (text := _text(blobs, ref)) is not None:
+    if (ref := story.artifacts.get(TRACEBACK)) is not None and (text := text_of(blobs, ref)) is not None:
         page.line()
         page.line((f"{TRACEBACK}:", "red"), indent=2)
         page.shortened(text, TRACEBACK_LINES)
 
 
-def _text(blobs: BlobStore, ref: str) -> str | None:
-    """A blob as text. None if this store doesn't have all of it."""
-    try:
-        return blobs.get(ref).decode(errors="replace").rstrip("\n")
-    except (OSError, ValueError):
-        return None
-
-
 def _bytes(blobs: BlobStore, ref: str) -> str:
     size = size_of(blobs, ref)
     return "not in this store" if size is None else f"{size:,} B"
-
-
-def size_of(blobs: BlobStore, ref: str) -> int | None:
-    """Size of a blob in bytes. None if this store doesn't have all of it."""
-    try:
-        return len(blobs.get(ref))
-    except (OSError, ValueError):
-        return None

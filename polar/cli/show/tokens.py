@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from polar.cli.show.detokenize import detokenize
 from polar.cli.show.page import INDENT, Page
-from polar.cli.show.runs import Run, runs
-from polar.cli.show.story import Story
+from polar.show.detokenize import detokenize
+from polar.show.runs import Run, runs
+from polar.show.story import Story
 from topics.environment.settings import Settings
 from topics.types.errors import NotReadyError
 from topics.types.trajectory import Trace, Trajectory

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from polar.cli.show.page import INDENT, LINE, Page, duration
-from polar.cli.show.story import MAIN, CallStory, Story, calls_of
+from polar.show.story import MAIN, CallStory, Story, calls_of
+from polar.show.texts import texts_of
 from topics.types.trajectory import ROOT
 
 READ_LINES = 12
@@ -188,23 +189,3 @@ class _Drawer:
             self._page.line((f"{key}: ", "dim"), "" if is_long else written, indent=2 * INDENT)
             if is_long:
                 self._page.shortened(written, lines, indent=3 * INDENT)
-
-
-def texts_of(content: object) -> Iterator[str]:
-    """A message's content as text: an image or a sound as its size, unknown parts as JSON."""
-    if isinstance(content, str):
-        if content:
-            yield content
-        return
-    for part in content if isinstance(content, list) else ():
-        match part:
-            case {"type": "text", "text": str(text)}:
-                yield text
-            case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith("data:"):
-                yield f"[image, {len(url):,} characters of data]"
-            case {"type": "image_url", "image_url": {"url": str(url)}}:
-                yield f"[image {url}]"
-            case {"type": "audio_url", "audio_url": {"url": str(url)}}:
-                yield f"[sound, {len(url):,} characters of data]"
-            case _:
-                yield json.dumps(part, ensure_ascii=False)

@@ -31,7 +31,7 @@ class Refusal(StrEnum):
     REWARD = "reward"
     """Its reward is below `min_reward`."""
     TESTS = "tests"
-    """A named test wasn't as expected, or no evaluator ran tests."""
+    """A named test wasn't as expected, no evaluator ran a command, or the reward is 0."""
     UNTRAINED = "untrained"
     """None of its tokens is trained; `masked_tokens` of the view `trajectories` has the reasons."""
     TOO_LONG = "too_long"
@@ -52,7 +52,7 @@ class Rules:
 
     min_reward: float = 1.0
     tests_green: bool = False
-    """Only sessions whose evaluators ran tests, all of which were as the task expects."""
+    """Only sessions whose evaluators ran a command and reported no test that differs. Evaluators without such reports count as green."""
     max_tokens: int | None = None
     """None: any length."""
     per_task: int | None = None

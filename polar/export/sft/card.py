@@ -22,7 +22,7 @@ TOKENS_DOC = "`input_ids` are the trace's tokens, as read and sampled by the eng
 REASONS = {
     Refusal.UNREWARDED: "no reward",
     Refusal.REWARD: "reward below the minimum",
-    Refusal.TESTS: "a named test differed, or no tests ran",
+    Refusal.TESTS: "a named test differed, no command ran, or the reward is 0",
     Refusal.UNTRAINED: "no token is trained",
     Refusal.TOO_LONG: "a trace is too long",
     Refusal.INCOMPLETE: "a record of its messages is missing",
@@ -66,7 +66,7 @@ def _lines(report: Report, rules: Rules, layout: Layout, seed: int) -> Iterator[
     yield "Written by `polar export sft`; a row is a trace of an accepted session that trains some of its tokens."
     yield MESSAGES_DOC if layout is Layout.MESSAGES else TOKENS_DOC
     yield "Rows are sorted by task, then by reward, highest first, then by sample."
-    yield from ("", "## Rules", "", *(f"- {rule}" for rule in _rules(rules)))
+    yield from ("", "## Rules", "", *(f"- {rule}" for rule in _rules(rules, report)))
     yield from ("", "## Acceptance", "")
     yield from _table(("repository", "accepted", "attempted", "share"), acceptance(report))
     if report.refused:
@@ -87,10 +87,14 @@ def _lines(report: Report, rules: Rules, layout: Layout, seed: int) -> Iterator[
     )
 
 
-def _rules(rules: Rules) -> Iterator[str]:
+def _rules(rules: Rules, report: Report) -> Iterator[str]:
     yield f"The reward is at least {rules.min_reward:g}."
     if rules.tests_green:
         yield "An evaluator's command ran, no test that the task names differs from what it expects, and the reward isn't 0."
+        yield (
+            "Only `test_on_output` and `swebench` report tests that differ. "
+            f"Accepted sessions with another reward than 1, which such tests alone don't give: {report.otherwise_rewarded:,}."
+        )
     if rules.max_tokens is not None:
         yield f"No trace has more than {rules.max_tokens:,} tokens."
     if rules.per_task is not None:

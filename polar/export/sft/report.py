@@ -34,6 +34,8 @@ class Report:
     refused: Counter[Refusal] = field(default_factory=Counter)
     splits: dict[str, SplitCount] = field(default_factory=dict)
     attempted_tasks: set[str] = field(default_factory=set)
+    otherwise_rewarded: int = 0
+    """Accepted sessions whose reward isn't 1."""
 
     def refuse(self, one: Finished, reason: Refusal) -> None:
         self._attempt(one)
@@ -42,6 +44,7 @@ class Report:
     def accept(self, one: Finished, split: str, rows: list[Example]) -> None:
         self._attempt(one)
         self.accepted[one.repository] += 1
+        self.otherwise_rewarded += one.reward != 1
         count = self.splits[split]
         count.sessions += 1
         count.rows += len(rows)

@@ -1,7 +1,8 @@
 """Splits of a dataset by task, with each repository divided in the same proportion.
 
 Pure. Invariant: a task is in one split, the split depends on the tasks, their repositories and the seed alone, and neither a repository's
-nor the whole number of tasks in a split is off its share by more than the number of splits.
+nor the whole number of tasks in a split is off its share by more than the number of splits. An export passes all attempted tasks, so its
+rules of acceptance move no task into another split.
 """
 
 from __future__ import annotations

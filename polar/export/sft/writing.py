@@ -49,7 +49,7 @@ def export(
             candidates.append(one)
         else:
             report.refuse(one, reason)
-    split_of = splits.assign({one.task_id: one.repository for one in candidates}, shares, seed)
+    split_of = splits.assign({one.task_id: one.repository for one in finished}, shares, seed)
     writers: dict[str, RowFile] = {}
     try:
         for split, path in files.items():

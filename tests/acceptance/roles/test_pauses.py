@@ -20,7 +20,7 @@ from tests.acceptance.roles.pausing import ENGINE, Pausing
 from topics.types.session import Phase
 
 SAMPLES = 6
-CYCLES = 12
+CYCLES = 6
 
 
 @pytest.mark.hard

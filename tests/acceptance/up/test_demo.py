@@ -1,6 +1,6 @@
 """`make demo` as a process: the real pi, real Kafka, real tests; the scripted engine stands in for a model, its record is the truth.
 
-One demo ends in an empty folder. In tier hard, two demos at once are stopped half-way, one by Ctrl-C and one by kill -9, and another
+One demo ends in an empty folder. In `make test-soak`, two demos at once are stopped half-way, one by Ctrl-C and one by kill -9, and another
 runs to its end on the data that the killed demo left.
 """
 
@@ -108,7 +108,7 @@ class Whole:
     """Of this run alone, in the order of their session ids."""
 
 
-@pytest.fixture(scope="module", params=["finished_demo", pytest.param("after_kill", marks=pytest.mark.hard)])
+@pytest.fixture(scope="module", params=["finished_demo", pytest.param("after_kill", marks=pytest.mark.soak)])
 def whole(request: pytest.FixtureRequest) -> Whole:
     """A demo in an empty folder, which `polar up` serves now, and one on what a killed demo left."""
     done: DemoRun = request.getfixturevalue(request.param)
@@ -130,7 +130,7 @@ async def read_all(settings: Settings) -> list[object]:
     ]
 
 
-@pytest.mark.hard
+@pytest.mark.soak
 def test_a_demo_that_is_stopped_half_way_leaves_no_process(folder: Path, stopped: list[tuple[int, str]]) -> None:
     assert left_at_last(folder) == []
     (interrupted, said), (killed, _) = stopped
@@ -140,7 +140,7 @@ def test_a_demo_that_is_stopped_half_way_leaves_no_process(folder: Path, stopped
     assert killed == -signal.SIGKILL
 
 
-@pytest.mark.hard
+@pytest.mark.soak
 def test_a_demo_ends_well_on_what_another_left_and_leaves_no_process(folder: Path, after_kill: DemoRun) -> None:
     assert left_at_last(folder) == []
 

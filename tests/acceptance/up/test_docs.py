@@ -104,5 +104,10 @@ def test_pages_name_what_exists(page: Path) -> None:
     named = set(
         re.findall(r"`((?:docs|examples|polar|tests|topics|consumers|analytics|proxy)/[\w./-]+)`", page.read_text())
     )
-    metrics = set(re.findall(r'"(polar/\w+)"', (ROOT / "polar" / "trainer" / "trl.py").read_text()))
+    trainers = "".join(file.read_text() for file in (ROOT / "polar" / "trainer").glob("*.py"))
+    metrics = set(re.findall(r'"(polar/\w+)"', trainers))
+    # `SampleQueue` counts by reason and unit. `Staleness` makes these names of its reasons, which are constants.
+    counted = re.findall(r"\b(\w+_(?:group|sample))\b", trainers)
+    counted += [f"{reason}_group" for reason in re.findall(r'^[A-Z]+ = "(\w+)"$', trainers, re.MULTILINE)]
+    metrics |= {f"polar/{count}_total" for count in counted}
     assert not [path for path in sorted(named - metrics) if not (ROOT / path).exists()]

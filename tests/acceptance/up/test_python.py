@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import inspect
-import json
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,12 +11,12 @@ import pytest
 from polar import Client, Session, load_settings
 from tests.acceptance.up.running import Up
 from tests.acceptance.up.test_sessions import sampled, trained
+from tests.notebooks import cells_of, run_cells
 from topics.types.session import Status
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "python.md"
 NOTEBOOK = ROOT / "examples" / "first_rollout.ipynb"
-CELLS_S = 200.0
 
 
 @pytest.fixture
@@ -28,23 +24,6 @@ def _finds_it(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page says of a user's shell."""
     monkeypatch.setenv("POLAR_DATA", str(up.data))
     monkeypatch.chdir(ROOT)
-
-
-async def run_cells(cells: Sequence[str]) -> None:
-    """Run them in one namespace, as IPython does: with `await` at their top level, in the loop that runs."""
-    namespace: dict[str, object] = {}
-    async with asyncio.timeout(CELLS_S):
-        for number, cell in enumerate(cells):
-            code = compile(cell, f"cell {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            done = eval(code, namespace)
-            if inspect.isawaitable(done):
-                await done
-
-
-def cells_of(notebook: Path) -> Iterator[str]:
-    for cell in json.loads(notebook.read_text())["cells"]:
-        if cell["cell_type"] == "code":
-            yield "".join(cell["source"])
 
 
 @pytest.mark.usefixtures("_finds_it")

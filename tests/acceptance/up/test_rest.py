@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -134,6 +135,7 @@ async def test_a_group_is_submitted_followed_and_received_across_a_kill(up: Up, 
             async with client.get(f"{url}/tasks") as reply:
                 (listed,) = [one for one in (await reply.json())["tasks"] if one["task_id"] == "nvidia"]
             assert (listed["status"], listed["mean_reward"], listed["harness"]) == ("completed", 1.0, "shell")
+            assert abs(listed["updated_at"] - time.time()) < END_S
 
 
 async def test_what_a_client_gets_wrong_is_an_error_that_names_it(up: Up, tmp_path: Path) -> None:

@@ -19,9 +19,12 @@ from hypothesis import strategies as st
 from analytics.lake import files, records, rows
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
+from tests.polar.trainer.trees import trees
 from tests.topics.specimens import any_of, full, tag
 from topics import completions, events
 from topics.completions import Disowned, RefusedRequest
+from topics.dead_letters import Letter, Replay
+from topics.fleet import EngineProcess, FleetState, PolicyVersion, Rollback
 from topics.types.completion import (
     CallOutcome,
     Completion,
@@ -32,13 +35,16 @@ from topics.types.completion import (
     TokenDelta,
 )
 from topics.types.errors import Kind, SessionError
-from topics.types.session import Accounting, Status
+from topics.types.session import Accounting, Stage, Status
 from topics.types.tokens import pack_ids, pack_logprobs
-from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory
+from topics.types.trajectory import Call, GroupFinished, Node, Stats, Trace, Trajectory, expand
 from topics.verifications import Verification
+from topics.workers import Heartbeat, Probe, StageSlots
 
 ORIGIN: Row = {"log_partition": 3, "log_offset": 2**40, "logged_at": 1_700_000_000_123}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+AT = ORIGIN | {"logged_at": EPOCH + timedelta(milliseconds=ORIGIN["logged_at"])}
+"""The columns of every row, as they are read back."""
 LOGPROBS = st.lists(st.floats(width=32, allow_nan=False), max_size=4).map(pack_logprobs)
 KEPT = (*events.RECORDS, Completion, Disowned, RefusedRequest, GroupFinished, Trajectory, Verification)
 WORDS = st.binary(max_size=5).map(lambda data: np.frombuffer(data * 4, "<i4").tobytes())
@@ -187,6 +193,35 @@ def test_a_trajectory_is_in_four_tables_whole(tmp_path: Path) -> None:
     ), "an instant past the year 9999 is null"
     assert [(row["tokens"], row["trainable_tokens"], row["calls"]) for row in read["traces"]] == [(6, 2, 1), (8, 3, 2)]
     assert [row["call_id"] for row in read["nodes"]] == [None, "c0", "c0", None, "c1"]
+    assert [row["answer_offset"] for row in read["nodes"]] == [None, 0, 2, None, 0]
+    assert [(row["path"], row["starts"]) for row in read["traces"]] == [
+        ([0, 1, 2], [0, 3, 5]),
+        ([0, 1, 3, 4], [0, 3, 5, 7]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parents", "leaf"), [([0], 0), ([1, 0], 1), ([-2], 0), ([-1, 2, 0], 0), ([-1], 1), ([-1], -1)]
+)
+def test_a_trajectory_that_is_no_tree_has_no_rows(parents: list[int], leaf: int) -> None:
+    """Parents that come before their nodes make no cycle, whose path would have no end."""
+    nodes = [Node(parent, pack_ids([1]), call=0 if index else None) for index, parent in enumerate(parents)]
+    broken = msgspec.structs.replace(TRAJECTORY, nodes=nodes, traces=[Trace("t.1/0", leaf, [0])])
+    with pytest.raises(ValueError, match=r"has the (parent|leaf) -?\d"):
+        list(rows.of_record(broken, ORIGIN))
+
+
+@settings(deadline=None)
+@given(trees())
+def test_a_trace_s_path_and_starts_place_its_tokens_where_it_has_them(
+    tmp_path_factory: pytest.TempPathFactory, trajectory: Trajectory
+) -> None:
+    read = stored(trajectory, tmp_path_factory.getbasetemp())
+    for trace, row in zip(trajectory.traces, read.get("traces", []), strict=True):
+        found = np.concatenate([read["nodes"][node]["tokens"] for node in row["path"]])
+        assert found.tolist() == expand(trajectory, trace).token_ids.tolist()
+        sizes = [len(read["nodes"][node]["tokens"]) for node in row["path"]]
+        assert row["starts"] == [sum(sizes[:number]) for number in range(len(sizes))]
 
 
 def test_what_was_rebuilt_has_no_rows_beside_those_of_the_same_sessions() -> None:
@@ -213,6 +248,50 @@ def test_a_refused_request_is_in_its_row(tmp_path: Path) -> None:
     assert row["task_id"] == "t"
     assert row["refused_at"] == EPOCH + timedelta(seconds=1)
     assert all(row[name] == getattr(request, name) for name in RefusedRequest.__struct_fields__ if name != "refused_at")
+
+
+def test_a_publication_is_in_its_row_and_the_fleet_s_state_has_none(tmp_path: Path) -> None:
+    known = Rollback(3, 5, offset=7)
+    assert stored(PolicyVersion(9, "large", [known]), tmp_path) == {
+        "publications": [AT | {"policy_version": 9, "engine": "large", "is_rollback": False}]
+    }
+    [back] = stored(PolicyVersion(4, rollbacks=[known, Rollback(4, 9)]), tmp_path)["publications"]
+    assert (back["policy_version"], back["engine"], back["is_rollback"]) == (4, None, True)
+    for record in (FleetState(1), EngineProcess("large", "http://a")):
+        assert stored(record, tmp_path) == {}
+
+
+def test_a_heartbeat_is_in_its_row_and_a_probe_has_none(tmp_path: Path) -> None:
+    slots = [StageSlots(Stage.RUN, "gpu", 8, 3, [1, 2], ["claim"])]
+    beat = Heartbeat("w-1", "worker", "host", 7, slots, "http://a", leaving=True, calls=2, obstacle="no engine")
+    assert stored(beat, tmp_path)["heartbeats"] == [
+        AT | {
+            "worker_id": "w-1", "role": "worker", "host": "host", "pid": 7, "address": "http://a", "leaving": True, "in_flight": 2,
+            "slots": [{"stage": "run", "pool": "gpu", "slots": 8, "free": 3}], "obstacle": "no engine",
+        }
+    ]  # fmt: skip
+    [bare] = stored(Heartbeat("p", "fanout", "host", 7), tmp_path)["heartbeats"]
+    assert (bare["slots"], bare["address"], bare["obstacle"]) == ([], None, None)
+    assert stored(Probe("c"), tmp_path) == {}
+
+
+def test_a_dead_letter_and_its_replay_are_in_their_rows_without_the_record_s_bytes(tmp_path: Path) -> None:
+    letter = Letter(
+        4, 0, b"t\xff", b"{bad}", "no such harness", "harness", "fanout", "polar.tasks", 0, 5, (("a", b"b"),)
+    )
+    assert stored(letter, tmp_path)["dead_letters"] == [
+        AT | {
+            "record_key": "t\ufffd", "bytes": 5, "reason": "no such harness", "field": "harness", "process": "fanout",
+            "source_topic": "polar.tasks", "source_partition": 0, "source_offset": 5,
+        }
+    ]  # fmt: skip
+    [bare] = stored(Letter(4, 0, None, b"", "", "", "", "", None, None), tmp_path)["dead_letters"]
+    assert {name for name, value in bare.items() if value is None} == {
+        "record_key", "field", "source_topic", "source_partition", "source_offset"
+    }  # fmt: skip
+    assert stored(Replay(4, "polar.tasks[0]@9", 0), tmp_path)["dead_letter_replays"] == [
+        AT | {"letter_id": 4, "sent_to": "polar.tasks[0]@9"}
+    ]
 
 
 def disowned(call_id: str = "c", **more: Any) -> Row:

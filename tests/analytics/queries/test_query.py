@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analytics.lake.manifest import EMPTY, Lake
-from analytics.queries import query
+from analytics.queries import query, views
 from analytics.queries.query import Reader, SqlError
 from tests.analytics.story import story, submitted, write
 from topics.environment.settings import Settings
@@ -148,8 +148,10 @@ def unlocked() -> Iterator[duckdb.DuckDBPyConnection]:
 def test_no_mixture_of_statements_changes_anything(unlocked: duckdb.DuckDBPyConnection, parts: list[str]) -> None:
     sql = " ".join(parts).format(new="lake/new", parquet="lake/parquet")
     said = ""
+    reader = Reader(unlocked, Path("lake"), EMPTY)
+    reader._created |= views.EVERY
     try:
-        list(Reader(unlocked, EMPTY).ask(sql).rows())
+        list(reader.ask(sql).rows())
     except InputError as error:
         said = str(error)
     assert "file system operations are disabled" not in said, "it has passed the guard, and reached for the disk"
@@ -306,7 +308,7 @@ def test_an_empty_lake_answers(tmp_path: Path) -> None:
     ("spoil", "error_text"),
     [
         (lambda lake, _: shutil.rmtree(lake), r"no lake in .*/lake/polar: .*polar up"),
-        (lambda _, file: file.unlink(), r"the lake in .* can't be read: .*No files found"),
+        (lambda _, file: file.unlink(), r"the lake in .* can't be read: .*{file} is gone"),
         (lambda _, file: file.write_bytes(file.read_bytes()[:500]), r"the lake in .* can't be read: .*{file}"),
     ],
     ids=["no lake", "a file is gone", "a file is damaged"],
@@ -319,8 +321,53 @@ def test_a_lake_that_cannot_be_read_is_not_the_askers_fault(
     [file] = lake.newest().files["events"]
     path = lake.path("events", file)
     spoil(lake.folder, path)
-    with pytest.raises(NotReadyError, match=error_text.format(file=path.name)), query.connect(settings):
-        pass
+    with pytest.raises(NotReadyError, match=error_text.format(file=path.name)), query.connect(settings) as reader:
+        reader.ask("FROM tasks")
+
+
+def test_a_view_is_there_when_a_query_asks_for_it_whatever_hides_its_name(settings: Settings) -> None:
+    for sql in (
+        "FROM query_table('ca' || 'lls')",
+        "FROM information_schema.tables",
+        "SHOW ALL TABLES",
+        'FROM "Sessions"',
+    ):
+        with query.connect(settings) as reader:
+            assert answer(reader, sql)
+    with query.connect(settings) as reader:
+        assert answer(reader, "SELECT count(*) FROM groups") == [(3,)]
+        assert answer(reader, "SELECT count(*) FROM lake.verifications") == [(0,)]
+        assert answer(reader, "SELECT count(*) FROM run_summary, groups") == [(6,)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "name"),
+    [
+        ("DESCRIBE", "workers"),
+        ("DESC", "workers"),
+        ("DESCRIBE ALL TABLES", "workers"),
+        ("DESC ALL TABLES", "workers"),
+        ("DESCRIBE TABLES", "workers"),
+        ("SHOW TABLES", "workers"),
+        ("SHOW ALL TABLES", "workers"),
+        ("DESCRIBE TABLES FROM lake", "heartbeats"),
+        ("SHOW TABLES FROM lake", "heartbeats"),
+        ("FROM (DESCRIBE)", "workers"),
+        ("FROM (DESC)", "workers"),
+        ("WITH x AS (FROM (DESCRIBE)) FROM x", "workers"),
+        ("SELECT table_name FROM information_schema.tables", "workers"),
+    ],
+)
+def test_every_view_is_listed_however_one_asks(settings: Settings, sql: str, name: str) -> None:
+    with query.connect(settings) as reader:
+        assert any(name in row for row in answer(reader, sql))
+
+
+def test_a_query_that_lists_nothing_makes_only_its_views(settings: Settings) -> None:
+    with query.connect(settings) as reader:
+        for sql in ("DESCRIBE refused_requests", "FROM refused_requests ORDER BY refused_at DESC", "SELECT 'show'"):
+            answer(reader, sql)
+        assert reader._created == {"refused_requests", "lake.refused_requests"}
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

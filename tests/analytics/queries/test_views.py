@@ -39,10 +39,11 @@ DESIGN = {
 }
 
 
-def opened(lake: Lake) -> duckdb.DuckDBPyConnection:
+def opened(lake: Lake, view: str | None = None) -> duckdb.DuckDBPyConnection:
+    """A connection with all views, or with this one and what it uses."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
-    views.create(connection, lake.folder, lake.newest())
+    views.create(connection, lake.folder, lake.newest(), views.needed(view) if view else views.EVERY)
     return connection
 
 

@@ -27,21 +27,23 @@ from consumers.metrics import Metrics
 from tests import older_log
 from tests.analytics.loading import arrived, in_the_lake, on_the_log, rows_of, send, task, tasks
 from tests.waiting import eventually
-from topics import completions, events, trajectories, verifications
+from topics import completions, dead_letters, events, fleet, trajectories, verifications, workers
 from topics.completions import Disowned
 from topics.contract import catalogue
 from topics.contract.codec import encode
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
+from topics.fleet import FleetState, PolicyVersion
 from topics.log import admin, kafka
 from topics.log.partition import partition_of_task
 from topics.log.producer import LogProducer
 from topics.types.errors import NotReadyError
 from topics.types.session import Status
 from topics.types.tokens import pack_logprobs
-from topics.types.trajectory import Node, Trace, Trajectory
+from topics.types.trajectory import Call, Node, Trace, Trajectory
 from topics.verifications import Verification
 from topics.waiting.backoff import Backoff
+from topics.workers import Heartbeat
 
 DEADLINE_S = 30.0
 HOUR_MS = 3_600_000
@@ -79,7 +81,6 @@ async def test_what_is_on_the_log_is_in_the_lake_once_a_restart_included(setting
     await send(settings, *tasks(5, seed=2, start=20))
     async with writing(settings):
         lake = await arrived(settings, await on_the_log(settings, None, "eval"))
-        version = lake.newest().version
         asker = kafka.consumer(settings, group="analytics")
         await asker.start()
         source = kafka.TopicPartition(events.TOPIC.full_name(settings.namespace), 0)
@@ -89,7 +90,8 @@ async def test_what_is_on_the_log_is_in_the_lake_once_a_restart_included(setting
 
         await eventually(is_committed, DEADLINE_S, every_s=0.1)
         await kafka.stop(asker, 5)
-    assert lake.newest().version == version, "idle, it writes nothing"
+        idle = rows_of(lake)
+    assert rows_of(lake) == idle, "idle, it writes nothing but heartbeats"
 
 
 async def test_what_was_read_is_written_and_shown_before_the_writer_ends(
@@ -135,6 +137,77 @@ async def test_verifications_are_in_the_lake_the_newest_of_a_trace_counts_and_me
         stop.set()
         await asyncio.wait_for(running, DEADLINE_S)
     assert found == [("t.0/a", "t", 0.0, 0)]
+
+
+async def test_weights_processes_and_dead_letters_are_in_the_lake_once_a_restart_included(settings: Settings) -> None:
+    Lake(settings.lake_folder).prepare()
+    producer = LogProducer(settings)
+    await producer.start()
+
+    async def found(count: int) -> list[tuple[object, ...]]:
+        asked = """
+            SELECT 'weights', policy_version, engine, published_at IS NOT NULL FROM policy_versions
+            UNION ALL SELECT 'letter', source_offset, reason, replayed_at IS NOT NULL FROM dead_letters
+            UNION ALL SELECT 'process', sum(pid), role, bool_and(left_at IS NOT NULL) FROM workers WHERE role = 'proxy' GROUP BY role
+            ORDER BY ALL
+        """
+        rows: list[tuple[object, ...]] = []
+
+        def is_there() -> bool:
+            with connect(settings) as reader:
+                rows[:] = reader.ask(asked).rows()
+            return len(rows) == count
+
+        await eventually(is_there, DEADLINE_S, every_s=0.2)
+        return rows
+
+    try:
+        for record in (FleetState(1), PolicyVersion(7), PolicyVersion(8, "large")):
+            await producer.send(fleet.TOPIC, record, key=fleet.key_of(record))
+        for _ in range(3):
+            await producer.send(workers.TOPIC, Heartbeat("p-1", "proxy", "host", 5, calls=1), key="p-1")
+        letters = dead_letters.TOPIC.full_name(settings.namespace)
+        await producer.send_bytes(letters, b"{bad}", key=b"t", headers=letter("no such harness", 5))
+        async with writing(settings):
+            assert await found(4) == [
+                ("letter", 5, "no such harness", False),
+                ("process", 5, "proxy", False),
+                ("weights", 7, None, True),
+                ("weights", 8, "large", True),
+            ]
+        await producer.send_bytes(letters, b"{bad}", key=b"t", headers=letter("not JSON", 6))
+        await producer.send_bytes(letters, b"", headers=dead_letters.replay_headers(0, "polar.tasks[0]@9"))
+        await producer.send(workers.TOPIC, Heartbeat("p-1", "proxy", "host", 5, leaving=True), key="p-1")
+        async with writing(settings):
+            assert await found(5) == [
+                ("letter", 5, "no such harness", True),
+                ("letter", 6, "not JSON", False),
+                ("process", 5, "proxy", True),
+                ("weights", 7, None, True),
+                ("weights", 8, "large", True),
+            ]
+        with connect(settings) as reader:
+            of_proxy = list(
+                reader.ask("SELECT log_offset, leaving FROM lake.heartbeats WHERE worker_id = 'p-1' ORDER BY 1").rows()
+            )
+            roles = list(
+                reader.ask(
+                    "SELECT role, count(*) FROM workers WHERE role = 'analytics' AND left_at IS NOT NULL GROUP BY 1"
+                ).rows()
+            )
+        # The clock may begin a minute between the three.
+        assert [leaving for _, leaving in of_proxy] in ([False, True], [False, False, True])
+        assert of_proxy[0][0] == 0
+        assert roles == [("analytics", 1)], "the first of our two writers, whose end the second read"
+    finally:
+        await producer.stop()
+
+
+def letter(reason: str, offset: int) -> list[tuple[str, bytes]]:
+    """The headers of a dead letter."""
+    return dead_letters.headers(
+        reason=reason, field=None, process="fanout", topic="polar.tasks", partition=0, offset=offset
+    )
 
 
 async def test_without_a_kafka_to_read_it_says_so(tmp_path: Path) -> None:
@@ -185,16 +258,20 @@ async def test_no_record_stops_the_writer(settings: Settings) -> None:
     orphan = Trajectory(
         "t1.0", "t1", 0, 1, 1, Status.COMPLETED, "b", "shell", nodes=[Node(7, b"\0\0\0\0")], traces=[Trace("t", 0, [0])]
     )
+    circle = [Node(1, b"\0\0\0\0"), Node(0, b"\0\0\0\0", b"\0\0\0\0", call=0)]
+    calls = [Call("c", "main", "answered", "openai_chat", 0, 0, 1, 1)]
+    endless = msgspec.structs.replace(orphan, nodes=circle, calls=calls, traces=[Trace("t", 1, [1])])
     torn = Disowned("half", "t1.0", "claim", "hung_up")
     await send_raw(settings, completions.TOPIC, b"\xff no record", encode(torn), b"", b"\x81\xa4type\xa5later")
-    await send_raw(settings, trajectories.TOPIC, encode(orphan))
+    await send_raw(settings, trajectories.TOPIC, encode(orphan), encode(endless))
     await send(settings, good)
     with capture_logs() as said:
         async with writing(settings):
             lake = Lake(settings.lake_folder)
             await eventually(lambda: rows_of(lake) == 2, DEADLINE_S)
             await eventually(lambda: lake.newest().offset(("completions", PARTITION)) == 4, DEADLINE_S)
-    assert (actions(said)["analytics.undecodable"], actions(said)["analytics.unfit"]) == (2, 1)
+            await eventually(lambda: lake.newest().offset(("trajectories", PARTITION)) == 2, DEADLINE_S)
+    assert (actions(said)["analytics.undecodable"], actions(said)["analytics.unfit"]) == (2, 2)
     assert {table for table, *_ in in_the_lake(lake)} == {"events", "disowned"}
 
 
@@ -212,6 +289,22 @@ async def test_what_retention_removed_unread_is_said_and_gone_on_from(settings: 
     (gap,) = [line for line in said if line["action"] == "analytics.gap"]
     assert (gap["log_level"], gap["lost"]) == ("warning", lost)
     assert lake.newest().offset(("events", source.partition)) is not None
+
+
+async def test_heartbeats_that_left_the_log_unread_are_no_gap(settings: Settings) -> None:
+    await send(settings, *task(1))
+    async with writing(settings):
+        await arrived(settings, before := await on_the_log(settings, None))
+    producer = LogProducer(settings)
+    await producer.start()
+    await producer.send(workers.TOPIC, Heartbeat("p-1", "proxy", "host", 5), key="p-1")
+    await producer.stop()
+    await remove_records(settings, kafka.TopicPartition(workers.TOPIC.full_name(settings.namespace), 0))
+    await send(settings, *task(2))
+    with capture_logs() as said:
+        async with writing(settings):
+            await arrived(settings, before | await on_the_log(settings, None))
+    assert "analytics.gap" not in actions(said)
 
 
 async def test_an_output_topic_that_was_made_anew_is_read_from_its_beginning(settings: Settings) -> None:

@@ -17,9 +17,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.polar.cli.commands import Write, rows, write
-from tests.polar.cli.show.recording import PLAN, TASK, a_session, row
 from tests.polar.cli.terminal import Terminal
 from tests.polar.cli.test_watch import environment
+from tests.polar.show.recording import PLAN, TASK, a_session, row
 from topics import completions, fleet, trajectories, workers
 from topics.completions import Emitted, Open
 from topics.environment.settings import Settings

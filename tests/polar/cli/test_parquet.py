@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polar.cli import parquet
-from polar.cli.trajectories import fields, line
+from polar.show.trajectory import fields, line
 from tests.analytics.story import story
 from topics.types.completion import Medium, Sampling
 from topics.types.trajectory import Stats, Trajectory

@@ -132,3 +132,31 @@ def test_no_secret_of_the_fleet_and_no_key_is_in_a_log(tmp_path: Path) -> None:
     assert logged.count(SECRET_SHOWN) == 4, logged
     assert secret not in logged
     assert "sk-polar-" not in logged
+
+
+def test_at_sigusr1_a_service_writes_what_its_tasks_await_and_goes_on() -> None:
+    program = """
+import asyncio
+from polar.cli import process
+
+async def told(stop):
+    asyncio.get_running_loop().call_soon(print, "ready")
+    await stop.wait()
+    print("stop", flush=True)
+
+async def main(stop):
+    await told(stop)
+
+process.serve(main)
+"""
+    command = [sys.executable, "-uc", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert said(process) == "ready"
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGTERM)
+        assert said(process) == "stop"
+        assert process.wait(15) == 0
+        assert process.stderr is not None
+        written = process.stderr.read()
+    assert "in main\n" in written
+    assert "in told\n" in written

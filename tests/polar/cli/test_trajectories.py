@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from polar.cli.trajectories import line
+from polar.show.trajectory import line
 from tests.analytics.story import story
 from topics.types.building import TRAINED
 from topics.types.completion import CallOutcome

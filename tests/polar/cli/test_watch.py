@@ -33,8 +33,8 @@ from analytics.live.view import Live
 from polar.cli.screen import Page, in_words, summary
 from polar.embedded import Broker
 from tests.polar.cli.commands import Write, polar, rows, write
-from tests.polar.cli.show.recording import TASK
 from tests.polar.cli.terminal import Terminal
+from tests.polar.show.recording import TASK
 from topics import completions, fleet, workers
 from topics.contract import catalogue
 from topics.environment.settings import Settings

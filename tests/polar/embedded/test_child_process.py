@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -35,7 +36,7 @@ class Bench:
         self.log = folder / "logs" / "child.log"
         self.lines: list[str] = []
 
-    def child(self, code: str, *arguments: str) -> ChildProcess:
+    def child(self, code: str, *arguments: str, listener: socket.socket | None = None) -> ChildProcess:
         (self.folder / "child_under_test.py").write_text(code)
         return ChildProcess(
             "child",
@@ -44,6 +45,7 @@ class Bench:
             log=self.log,
             lock=0,
             announce=self.lines.append,
+            listener=listener,
         )
 
     def pids(self) -> list[int]:
@@ -156,3 +158,38 @@ def test_a_child_ends_cleanly_when_its_parent_is_killed(bench: Bench) -> None:
     parent.wait()
     child.wait(timeout=10)
     assert bench.log.read_text().endswith("bye\n")
+
+
+ANSWERS = """import socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+client, _ = listener.accept()
+client.sendall(str(__import__("os").getpid()).encode())
+"""
+
+
+async def test_a_child_with_a_listener_starts_at_each_first_connection_and_may_end(bench: Bench) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        child = bench.child(ANSWERS, str(listener.fileno()), listener=listener)
+        child.has_answered = True
+
+        async def visit() -> bytes:
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            async with asyncio.timeout(60):
+                pid = await reader.read()
+            writer.close()
+            return pid
+
+        async with kept(child):
+            assert len({await visit() for _ in range(3)}) == 3
+        assert bench.lines == []
+
+
+async def test_a_child_with_a_listener_that_fails_is_announced(bench: Bench) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        child = bench.child("raise SystemExit(3)\n", listener=listener)
+        child.has_answered = True
+        async with kept(child):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            await eventually(lambda: bench.lines, 60)
+            writer.close()
+        assert bench.lines[0].startswith("child ended with exit code 3; starting it again")

@@ -88,20 +88,29 @@ def turns(session_id: str, count: int = 2, first: int = 100, **build: Any) -> Ta
     return talk
 
 
-def write(settings: Settings, talks: Sequence[Talk], output: str | None = None) -> None:
-    """Add the sessions to the lake."""
+def write(
+    settings: Settings,
+    talks: Sequence[Talk],
+    output: str | None = None,
+    *,
+    offset: int = 0,
+    logged_ms: int = NOON,
+    with_trajectories: bool = True,
+) -> None:
+    """Add the sessions to the lake. Their records have the offsets from `offset` on, and a millisecond each from `logged_ms` on."""
     lake = Lake(settings.lake_folder)
     lake.prepare()
     found: dict[str, list[Row]] = {}
-    for offset, record in enumerate(_records(talks)):
-        at = {"log_partition": 0, "log_offset": offset, "logged_at": NOON + offset}
+    for number, record in enumerate(_records(talks, with_trajectories=with_trajectories)):
+        at = {"log_partition": 0, "log_offset": offset + number, "logged_at": logged_ms + offset + number}
         for table, row in rows.of_record(record, at, output):
             found.setdefault(table, []).append(row)
     with lake.writing() as writing:
         assert flush(lake, writing, found, {}, {}) == 0
 
 
-def _records(talks: Sequence[Talk]) -> Iterator[object]:
+def _records(talks: Sequence[Talk], *, with_trajectories: bool) -> Iterator[object]:
     for talk in talks:
         yield from talk.calls
-        yield talk.trajectory()
+        if with_trajectories:
+            yield talk.trajectory()

@@ -53,11 +53,13 @@ def test_a_worker_is_a_node_with_its_slots() -> None:
         StageSlots(Stage.RUN, "default", 8, 2, []),
         StageSlots(Stage.RUN, "gpu", 2, 2, []),
     ]
-    found = node(Heartbeat("w-1", "worker", "host", 1, slots, leaving=True), datetime(2026, 1, 1, tzinfo=UTC))
+    found = node(
+        Heartbeat("w-1", "worker", "host", 1, slots, leaving=True), datetime(2026, 1, 1, tzinfo=UTC), "http://rest"
+    )
     assert (found["max_init_workers"], found["max_run_workers"], found["max_postrun_workers"]) == (4, 10, 0)
     assert (found["metrics"]["init_inflight"], found["metrics"]["run_inflight"]) == (1, 6)
     assert (found["node_id"], found["healthy"], found["draining"]) == ("w-1", True, True)
-    assert found["last_heartbeat"] == "2026-01-01T00:00:00+00:00"
+    assert (found["gateway_url"], found["last_heartbeat"]) == ("http://rest/nodes/w-1", "2026-01-01T00:00:00+00:00")
 
 
 @pytest.mark.parametrize(
@@ -97,3 +99,16 @@ async def test_a_body_that_can_not_be_read_is_the_callers_error() -> None:
 def test_a_time_is_a_finite_number(text: str) -> None:
     with pytest.raises(InputError, match="since: must be a Unix time in seconds"):
         _seconds(text)
+
+
+async def test_a_connection_of_the_server_s_own_that_fails_is_its_error() -> None:
+    async def fail(_: web.Request) -> web.Response:
+        raise ConnectionRefusedError("the blob store")
+
+    app = web.Application(middlewares=[answering(TOKEN)])
+    app.router.add_get("/", fail)
+    async with (
+        TestClient(TestServer(app)) as client,
+        client.get("/", headers={"Authorization": f"Bearer {TOKEN}"}) as answer,
+    ):
+        assert (answer.status, await answer.json()) == (500, {"detail": "the server failed; its log says why"})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from polar.trainer.groups import Group
 from tests.polar.trainer.writing import trajectory
+from topics.types.errors import InputError
 from topics.types.task import TaskRequest
 
 
@@ -19,7 +20,9 @@ class Sessions:
         self.left_out = 0
         self.loaded: Mapping[str, Any] | None = None
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, push: Callable[[], None] | None = None) -> None:
+        if push is not None:
+            push()
         self.published.append(version)
 
     def groups(self, requests: Sequence[TaskRequest], mode: str, *, temperature: float) -> list[Group]:
@@ -48,4 +51,6 @@ class Sessions:
         pass
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("run") != "r1":
+            raise InputError("run", "r1", f"the checkpoint is of the run {state.get('run')!r}")
         self.loaded = state

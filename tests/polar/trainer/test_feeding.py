@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 
-from polar.trainer import Feed, Group, TrajectoryConsumer
+from polar.trainer import Feed, Group, TrajectoryConsumer, feeding
 from tests.polar.coordinator import task
 from topics.environment.settings import Settings
 from topics.types.errors import InputError
@@ -19,6 +21,7 @@ from topics.types.task import TaskRequest
 MAX = 4
 SIZES = [2, 2, 1, 3, 4, 1, 1, 2, 1]
 DEADLINE_S = 60.0
+LOOK_S = 0.05
 
 
 def requests() -> Iterator[TaskRequest]:
@@ -51,7 +54,49 @@ async def test_so_many_are_in_flight_and_a_restart_loses_and_doubles_none(settin
             found += await asyncio.to_thread(consume, settings, states, at_most)
     assert sorted(name for name, _ in found) == [f"t{number}" for number in range(len(SIZES))]
     assert all(in_flight <= MAX for _, in_flight in found)
-    assert states["feed"] == {"drawn": len(SIZES), "waiting": []}
+    assert states["feed"] == {"drawn": len(SIZES), "waiting": [], "early": []}
+
+
+async def test_a_group_that_comes_before_its_task_is_read_takes_no_slot(settings: Settings, system: None) -> None:
+    """An earlier process sent the task after its last checkpoint."""
+
+    def resume() -> dict[str, Any]:
+        drawn: list[str] = []
+
+        def tasks() -> Iterator[TaskRequest]:
+            for one in requests():
+                drawn.append(one.task_id)
+                yield one
+
+        consumer = TrajectoryConsumer(settings=settings, timeout_s=DEADLINE_S)
+        with Feed(tasks(), MAX, settings=settings) as feed, consumer:
+            feed(Group("t8", []), Counter())
+            assert "t8" not in drawn
+            found = islice(consumer.groups(feed), len(SIZES) - 1)
+            # In the order of their ends: nothing orders tasks of several partitions.
+            assert sorted(one.task_id for one in found) == [f"t{number}" for number in range(len(SIZES) - 1)]
+            ends = time.monotonic() + DEADLINE_S
+            while (state := feed.state_dict())["drawn"] < len(SIZES) and time.monotonic() < ends:
+                time.sleep(LOOK_S)
+            return state
+
+    async with asyncio.timeout(DEADLINE_S):
+        assert await asyncio.to_thread(resume) == {"drawn": len(SIZES), "waiting": [], "early": []}
+
+
+async def test_the_newest_early_groups_are_remembered(
+    settings: Settings, system: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "EARLY", 2)
+
+    def early() -> Any:
+        with Feed(requests(), MAX, settings=settings) as feed:
+            for name in ("other-1", "other-2", "other-3"):
+                feed(Group(name, []), Counter())
+            return feed.state_dict()["early"]
+
+    async with asyncio.timeout(DEADLINE_S):
+        assert await asyncio.to_thread(early) == ["other-2", "other-3"]
 
 
 async def test_a_task_that_can_t_be_is_an_error_at_the_start(settings: Settings, system: None) -> None:

@@ -58,9 +58,11 @@ def test_a_run_s_name_begins_a_task_s_id(run: str) -> None:
 
 def test_places_count_the_calls_of_a_step() -> None:
     places = StepPlaces()
-    assert [places(1, "train", 2), places(1, "train", 1), places(1, "eval", 1), places(2, "train", 1)] == [
-        ["1-0-0", "1-0-1"],
-        ["1-1-0"],
-        ["1-0-0"],
-        ["2-0-0"],
+    calls: list[tuple[int, Mode, int]] = [
+        (1, "train", 2),
+        (1, "train", 1),
+        (1, "eval", 1),
+        (1, "train", 1),
+        (2, "train", 1),
     ]
+    assert [places(*call) for call in calls] == [["1-0-0", "1-0-1"], ["1-1-0"], ["1-0-0"], ["1-2-0"], ["2-0-0"]]

@@ -49,7 +49,7 @@ def skyrl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, base.__name__, base)
     module: Any = import_module("polar.trainer.skyrl")
-    module.TrainingRun = lambda *_: Sessions()
+    monkeypatch.setattr("polar.trainer.step_positions.TrainingRun", lambda *_: Sessions())
     yield module
     del sys.modules["polar.trainer.skyrl"]
 

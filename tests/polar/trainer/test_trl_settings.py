@@ -6,11 +6,20 @@ import importlib.util
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from polar.trainer.trl_settings import WANTED, check, check_saves, last_checkpoint
+from polar.trainer.trl_settings import (
+    WANTED_OF_GRPO,
+    check,
+    check_async,
+    check_saves,
+    checkpoint_version,
+    last_checkpoint,
+    prompts_of,
+)
 from topics.types.errors import InputError
 
 
@@ -30,6 +39,8 @@ class Arguments:
     gradient_accumulation_steps: int = 2
     steps_per_generation: int = 2
     num_iterations: int = 1
+    save_steps: int = 500
+    weight_sync_steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,58 @@ def test_a_setting_that_would_train_on_other_tokens_is_refused(name: str, value:
     changed: dict[str, Any] = {name: value}
     with pytest.raises(InputError, match=rf"GRPOConfig\.{name}: must be"):
         check(Trainer(replace(Arguments(), **changed)))
-    assert name in (*WANTED, "temperature")
+    assert name in (*WANTED_OF_GRPO, "temperature")
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("min_p", 0.1), ("temperature", 0.0)])
+def test_the_asynchronous_trainer_s_sampling_is_refused_too(name: str, value: Any) -> None:
+    changed: dict[str, Any] = {name: value}
+    with pytest.raises(InputError, match=rf"AsyncGRPOConfig\.{name}: must be"):
+        check_async(replace(Arguments(), **changed))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "every", "syncs_every", "is_accepted"),
+    [
+        ("steps", 500, 1, True),
+        ("steps", 4, 2, True),
+        ("no", 3, 2, True),
+        ("steps", 3, 2, False),
+        ("epoch", 4, 2, False),
+    ],
+)
+def test_a_checkpoint_whose_weights_have_no_version_is_refused(
+    strategy: str, every: int, syncs_every: int, is_accepted: bool
+) -> None:
+    arguments = Arguments(save_strategy=strategy, save_steps=every, weight_sync_steps=syncs_every)
+    if is_accepted:
+        check_async(arguments)
+    else:
+        with pytest.raises(InputError, match=r"AsyncGRPOConfig\.save_steps: save_strategy must be steps"):
+            check_async(arguments)
+
+
+@pytest.mark.parametrize(("step", "syncs_every", "version"), [(4, 1, 9), (4, 2, 9), (5, 2, 10)])
+def test_a_checkpoint_at_the_end_has_a_version_of_its_own(step: int, syncs_every: int, version: int) -> None:
+    """The version 9 is that of the last sync. TRL also saves a training's last step, which needn't be a multiple of anything."""
+    trainer = SimpleNamespace(
+        model_version=9, state=SimpleNamespace(global_step=step), args=Arguments(weight_sync_steps=syncs_every)
+    )
+    assert checkpoint_version(trainer) == version
+
+
+class WithoutColumn:
+    """As a `datasets.Dataset` without the column answers."""
+
+    def __getitem__(self, name: str) -> list[str]:
+        raise ValueError(f"Column '{name}' doesn't exist.")
+
+
+@pytest.mark.parametrize("dataset", [None, {}, {"text": ["a"]}, {"prompt": []}, iter(["a"]), WithoutColumn()])
+def test_a_dataset_without_prompts_in_order_is_refused(dataset: object) -> None:
+    assert prompts_of({"prompt": ["a", "b"]}) == ["a", "b"]
+    with pytest.raises(InputError, match="train_dataset: must have a column `prompt` and rows"):
+        prompts_of(dataset)
 
 
 def test_tools_are_the_harness_s() -> None:

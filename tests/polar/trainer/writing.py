@@ -6,18 +6,31 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from topics import trajectories
 from topics.contract.codec import encode
 from topics.environment.settings import Settings
 from topics.log import admin
 from topics.log.owner import FencedProducer, Write
 from topics.log.partition import partition_of_task
+from topics.types.completion import FREE, Sampling
 from topics.types.session import Status
 from topics.types.tokens import pack_ids, pack_logprobs
 from topics.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trace, Trajectory
 
 T = TypeVar("T")
 
+PLAIN = Sampling(
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repetition_penalty=1.0,
+    grammar_source=FREE,
+)
 PARTITIONS = trajectories.TOPIC.embedded_partitions
 
 
@@ -86,3 +99,25 @@ class Writer:
             await self._producers[number].begin()
             await self._producers[number].write(writes)
             await self._producers[number].commit()
+
+
+class RunWriter(Writer):
+    """Writes for a run, sampled by weights of one version at temperature 1; every other sample of a group has the reward 1, others 0."""
+
+    def __init__(self, settings: Settings, run: str, version: int) -> None:
+        super().__init__(settings)
+        self._run, self._version = run, version
+
+    async def write(self, records: Iterable[trajectories.Output | bytes], task_id: str | None = None) -> None:
+        await super().write(map(self._of_run, records), task_id)
+
+    def _of_run(self, record: trajectories.Output | bytes) -> trajectories.Output | bytes:
+        if isinstance(record, Trajectory):
+            calls = [replace(call, sampling=PLAIN, policy_version=self._version) for call in record.calls]
+            reward = float(record.sample_index % 2)
+            traces = [replace(trace, reward=reward) for trace in record.traces]
+            return replace(record, run=self._run, calls=calls, reward=reward, traces=traces)
+        if isinstance(record, GroupFinished):
+            rewards: list[float | None] = [float(index % 2) for index in range(record.num_samples)]
+            return replace(record, run=self._run, rewards=rewards)
+        return record

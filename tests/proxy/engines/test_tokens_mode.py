@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polar.scripted.app import running
@@ -123,7 +123,9 @@ def repeated(message: Message, how: str) -> Message:
         ]
         return changed(message, tool_calls=calls)
     if how == "trimmed" and isinstance(message.content, str):
-        return changed(message, content=message.content.strip(), reasoning=None)
+        # A blank answer that is trimmed says nothing: nobody can tell it from an answer that only thinks, without its reasoning.
+        said = message.content.strip() or message.content
+        return changed(message, content=said, reasoning=None)
     return changed(message, reasoning=None) if how == "without reasoning" else message
 
 
@@ -212,7 +214,14 @@ STEPS = st.tuples(
 """How the answer is repeated; which turn is edited before the next call; after how many tokens it is cut off."""
 
 
+ALIKE: list[tuple[str, int | None, int | None]] = [
+    *[("verbatim", None, None)] * 4, ("without reasoning", None, None), ("verbatim", None, 1), ("verbatim", 0, None),
+]  # fmt: skip
+"""An answer that only thinks, then one cut off after a blank: with trimmed text they are one. An edit of the first turn moves both."""
+
+
 @settings(max_examples=60, deadline=None)
+@example(ALIKE, frozenset(), 0)
 @given(st.lists(STEPS, min_size=2, max_size=8), st.frozensets(st.sampled_from(list(Drift))), st.integers(0, 3))
 def test_prompts_are_what_was_sampled_as_far_as_it_is_repeated_and_what_is_rendered_from_there(
     steps: list[tuple[str, int | None, int | None]], drifts: frozenset[Drift], seed: int

@@ -28,34 +28,11 @@ from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E
 from polar.trainer.exporters.skyrl import generator_output  # noqa: E402
 from polar.trainer.groups import Group  # noqa: E402
 from polar.trainer.skyrl import PolarGenerator  # noqa: E402
+from tests.vllm.exporters.training_requests import Requests  # noqa: E402
 from topics.environment.settings import Settings  # noqa: E402
-from topics.types.task import TaskRequest  # noqa: E402
 
 SAMPLES = 3
 """Of each prompt in a batch."""
-
-
-class Requests:
-    """Stands for a Polar system behind a `TrainingRun`: every request of tasks gets these groups."""
-
-    left_out = 0
-
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self.instructions: list[str] = []
-        self._groups = groups
-
-    def publish(self, version: int) -> None:
-        assert version == 1
-
-    def groups(self, requests: Sequence[TaskRequest], mode: str, *, temperature: float) -> list[Group]:
-        assert {(one.mode, one.num_samples, one.sampling.temperature) for one in requests} == {
-            (mode, SAMPLES, temperature)
-        }
-        self.instructions += [one.instruction for one in requests]
-        return [*self._groups]
-
-    def state_dict(self) -> dict[str, str]:
-        return {"run": "r1"}
 
 
 def check_generator(groups: Sequence[Group]) -> None:
@@ -72,7 +49,7 @@ def check_generator(groups: Sequence[Group]) -> None:
     made, _ = prepare_generator_input(
         rows, SAMPLES, {"temperature": 1.0, "top_p": 1.0, "top_k": -1}, "none", "train", 1
     )
-    requests: Any = Requests(groups)
+    requests: Any = Requests(groups, samples=SAMPLES)
     with tempfile.TemporaryDirectory() as folder:
         generator = PolarGenerator(
             lambda prompt: {"instruction": prompt["prompt"][0]["content"], "agent": {"harness": "pi"}},
@@ -88,6 +65,7 @@ def check_generator(groups: Sequence[Group]) -> None:
     assert all(type(one) is TrajectoryID for one in output["trajectory_ids"])
     boundaries = compute_prompt_mini_batch_boundaries(uids, 1, len(groups), True, SAMPLES)
     assert [set(uids[start:end]) for start, end in boundaries] == [{row["uid"]} for row in rows]
+    assert requests.published == [1]
     assert requests.instructions == [row["prompt"][0]["content"] for row in rows]
 
 

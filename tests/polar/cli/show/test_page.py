@@ -17,16 +17,16 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from polar.cli.output import print_json
-from polar.cli.show.assembly import Log, assemble
-from polar.cli.show.document import document
 from polar.cli.show.overview import draw_artifacts, draw_calls, draw_head, draw_traces, in_tree_order
 from polar.cli.show.page import LINE, Page, duration, shorten
 from polar.cli.show.refused import counted, draw_refused, summary
-from polar.cli.show.story import Story
 from polar.cli.show.tokens import draw_tokens
 from polar.cli.show.transcript import draw_call, draw_transcript
+from polar.show.assembly import Log, assemble
+from polar.show.document import document
+from polar.show.story import Story
 from proxy.chat import Message
-from tests.polar.cli.show.recording import TASK, Recording, a_session, calls_tool, row, says
+from tests.polar.show.recording import TASK, Recording, a_session, calls_tool, row, says
 from topics.completions import FIRST_REFUSED, Open, RefusedRequest
 from topics.environment import blob_store
 from topics.environment.settings import Settings

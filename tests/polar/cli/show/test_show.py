@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from polar.cli.app import app
-from polar.cli.show.reading import read_refused
+from polar.show.reading import read_refused
 from tests.consumers.token_tree.transcripts import build_record
 from tests.polar.cli.commands import polar, rows, write
-from tests.polar.cli.show.recording import PLAN, TASK, Recording, a_session, row
+from tests.polar.show.recording import PLAN, TASK, Recording, a_session, row
 from tests.serving import serving
 from topics import completions, sessions, trajectories
 from topics.completions import Emitted, Open, RefusedRequest

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from polar.cli.trajectories import line
 from polar.export.sft import writing
+from polar.show.trajectory import line
 from tests.polar.cli.commands import polar
 from tests.polar.export.talks import SEARCH, Talk, turns, write
 from topics.environment.settings import Settings
@@ -137,6 +137,30 @@ def test_the_card_counts_what_was_accepted_and_why_the_rest_was_not(data: Path, 
     tasks = [{row["task_id"] for row in rows(tmp_path / "out" / one["path"])} for one in files]
     assert tasks[0] | tasks[1] == {"fix", "two"}
     assert not tasks[0] & tasks[1]
+
+
+def test_other_rules_move_no_task_into_another_split(tmp_path: Path) -> None:
+    found = Settings(data=tmp_path / ".polar")
+    rewards = [1.0, 0.5, 0.0, 1.0, 0.25] * 6
+    write(found, [turns(f"t{at}.0", 1, first=100 + 10 * at, reward=reward) for at, reward in enumerate(rewards)])
+    split_of: dict[str, set[str]] = {}
+    for least in ("0", "0.4", "1"):
+        out = tmp_path / least
+        polar(
+            "export", "sft", "--data", str(found.data), "--out", str(out), "--min-reward", least,
+            "--split", "train=0.5,val=0.5",
+        )  # fmt: skip
+        for split in ("train", "val"):
+            for row in rows(out / f"{split}.jsonl"):
+                split_of.setdefault(row["task_id"], set()).add(split)
+    assert len(split_of) == len(rewards)
+    assert {len(splits) for splits in split_of.values()} == {1}
+
+
+def test_the_card_counts_sessions_whose_tests_cannot_be_known_to_be_all_green(data: Path, tmp_path: Path) -> None:
+    export(data, tmp_path / "out", "--min-reward", "0")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Accepted sessions with another reward than 1, which such tests alone don't give: 1." in card
 
 
 def test_a_cap_takes_the_best(data: Path, tmp_path: Path) -> None:
