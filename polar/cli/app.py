@@ -19,6 +19,7 @@ PLACES = {
     "submit": "submit:submit",
     "watch": "watch:watch",
     "status": "status:status",
+    "why": "why:why",
     "show": "show.command:show",
     "cancel": "cancel:cancel",
     "trajectories": "trajectories:trajectories",

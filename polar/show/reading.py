@@ -7,6 +7,7 @@ Only committed records are read. Raises NotReadyError if Kafka doesn't answer. `
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from polar.show.assembly import Log, assemble
 from polar.show.story import Story
 from polar.table import require_topic
-from topics import completions, sessions, trajectories
+from topics import completions, events, sessions, trajectories
 from topics.completions import RefusedRequest
 from topics.contract.topic import HOUR_MS, Topic
 from topics.environment.settings import Settings
@@ -68,41 +69,42 @@ async def read_story(settings: Settings, rows: Rows, sample: int) -> Story:
     """The session's story; `rows` hold its task and itself."""
     assert rows.task is not None, "a session's task is known"
     session = rows.sessions[sample]
-    partition = await _partition(settings, completions.TOPIC, session.task_id)
-    log = await _read_log(settings, session, partition)
-    trajectory = None
-    if session.phase is Phase.ENDED or log.emitted_at is not None:
-        topic = trajectories.topic(rows.task.plan.output if rows.task.plan else None)
-        around = (rows.written_at[sample], AROUND_MS) if log.emitted_at is None else (log.emitted_at, BEFORE_MS)
-        trajectory = await _find_trajectory(settings, topic, partition, session.session_id, *around)
+    log = (await read_logs(settings, [session]))[session.session_id]
+    trajectory = await read_trajectory(settings, rows, sample, log)
     # In a thread: the tree of a long session's messages takes seconds, and the page has other visitors.
     return await asyncio.to_thread(assemble, rows.task, session, log, trajectory)
+
+
+async def read_trajectory(settings: Settings, rows: Rows, sample: int, log: Log) -> Trajectory | None:
+    """The session's trajectory. None: it isn't written yet, or has left Kafka. `log`: the session's."""
+    assert rows.task is not None, "a session's task is known"
+    session = rows.sessions[sample]
+    if session.phase is not Phase.ENDED and log.emitted_at is None:
+        return None
+    topic = trajectories.topic(rows.task.plan.output if rows.task.plan else None)
+    partition = await _partition(settings, completions.TOPIC, session.task_id)
+    around = (rows.written_at[sample], AROUND_MS) if log.emitted_at is None else (log.emitted_at, BEFORE_MS)
+    return await _find_trajectory(settings, topic, partition, session.session_id, *around)
 
 
 async def read_calls(settings: Settings, rows: Rows, samples: Iterable[int]) -> list[Story]:
     """The stories of some samples without their trajectories, in one pass over the log; `rows` hold their task and them."""
     assert rows.task is not None, "a session's task is known"
     chosen = [rows.sessions[sample] for sample in samples]
-    if not chosen:
-        return []
-    partition = await _partition(settings, completions.TOPIC, rows.task.task_id)
-    logs = await _read_logs(settings, chosen, partition)
+    logs = await read_logs(settings, chosen)
     task = rows.task
     return await asyncio.to_thread(
         lambda: [assemble(task, session, logs[session.session_id], None) for session in chosen]
     )
 
 
-async def _read_log(settings: Settings, session: SessionState, partition: int) -> Log:
-    return (await _read_logs(settings, [session], partition))[session.session_id]
-
-
-async def _read_logs(settings: Settings, chosen: Sequence[SessionState], partition: int) -> dict[str, Log]:
-    """The log of each session, from its attempt's `Open` to its `Emitted` or the end; empty if no run was granted."""
+async def read_logs(settings: Settings, chosen: Sequence[SessionState]) -> dict[str, Log]:
+    """The log of each session of one task, from its attempt's `Open` to its `Emitted` or the end; empty if no run was granted."""
     logs = {session.session_id: Log(session.run_claim_id) for session in chosen}
     starts = {session.session_id.encode(): session.log_offset for session in chosen if session.log_offset is not None}
     if not starts:
         return logs
+    partition = await _partition(settings, completions.TOPIC, chosen[0].task_id)
     async with aclosing(_records(settings, completions.TOPIC, partition, min(starts.values()))) as records:
         async for record in records:
             if record.key is None or record.offset < starts.get(record.key, record.offset + 1):
@@ -121,8 +123,21 @@ async def _read_logs(settings: Settings, chosen: Sequence[SessionState], partiti
 
 async def read_refused(settings: Settings, session: SessionState) -> list[RefusedRequest]:
     """The requests of the session that the proxy refused before they became calls, in log order."""
-    partition = await _partition(settings, completions.TOPIC, session.task_id)
-    return (await _read_log(settings, session, partition)).refused
+    return (await read_logs(settings, [session]))[session.session_id].refused
+
+
+async def read_facts(settings: Settings, task_id: str, ago_s: float) -> list[events.Fact]:
+    """The facts about a task and its sessions of the last `ago_s` seconds, in log order."""
+    partition = await _partition(settings, events.TOPIC, task_id)
+    start = await _first_since(settings, events.TOPIC, partition, round((time.time() - ago_s) * 1000))
+    found: list[events.Fact] = []
+    if start is not None:
+        async with aclosing(_records(settings, events.TOPIC, partition, start)) as records:
+            async for record in records:
+                fact = events.CODEC.known(record.value)
+                if fact is not None and events.task_of(fact) == task_id:
+                    found.append(fact)
+    return found
 
 
 async def _find_trajectory(

@@ -1,0 +1,106 @@
+"""`polar why` on records as a system leaves them on Kafka. Which facts have which cause, tests/polar/diagnosis says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.polar.cli.commands import Write, polar, rows, write
+from tests.polar.show.recording import TASK, a_session, row
+from topics import completions, events, fleet, trajectories, workers
+from topics.completions import Open, RefusedRequest
+from topics.environment.settings import Settings
+from topics.events import RunFinished
+from topics.fleet import FleetState
+from topics.types.errors import Kind, SessionError
+from topics.types.session import Phase, SessionState, Stage, Status
+from topics.workers import Heartbeat, StageSlots
+
+
+def beat(role: str, *stages: Stage) -> Write:
+    slots = [StageSlots(stage, "default", 2, 1, [0]) for stage in stages]
+    return workers.TOPIC, role, Heartbeat(role, role, "host", 1, slots)
+
+
+ALIVE = [*map(beat, ("fanout", "coordinator", "proxy", "builder")), beat("worker", *Stage)]
+
+
+def causes(name: str) -> dict[str, list[str]]:
+    """Causes by session."""
+    _, stdout, _ = polar("why", name, "--format", "json")
+    found: list[dict[str, Any]] = json.loads(stdout)
+    return {one["name"]: [cause["cause"] for cause in one["causes"]] for one in found}
+
+
+def test_each_session_of_a_task_has_its_cause_and_equal_ones_stand_together(settings: Settings) -> None:
+    failed = SessionError("run", Kind.AGENT, "exit_code", "the harness ended with exit code 3")
+    again = RunFinished("f", "t.1", 1, "k", Status.FAILED, error=SessionError("run", Kind.INFRA, "lost", "gone"))
+    waiting = [SessionState(f"t.{index}", "t", index, Phase.READY, 0) for index in (2, 3)]
+    write(
+        settings,
+        *ALIVE,
+        *rows(
+            replace(TASK, num_samples=4),
+            row(status=Status.FAILED, error=failed),
+            SessionState("t.1", "t", 1, Phase.QUEUED, 0, attempt=2),
+            *waiting,
+        ),
+        (events.TOPIC, "t.1", again),
+    )
+    found = causes("t")
+    assert found == {"t.0": ["harness_failed"], "t.1": ["attempt_failed"], "t.2": ["next"], "t.3": ["next"]}
+    code, stdout, stderr = polar("why", "t")
+    assert (code, stderr) == (0, "")
+    assert stdout.splitlines()[0] == "t.0  FAILED"
+    assert stdout.splitlines()[1] == "  The harness failed: the harness ended with exit code 3."
+    assert (
+        "t.1  queued\n  It is in attempt 2 of at most 3: the attempt before ended with run infra/lost: gone." in stdout
+    )
+    assert "t.2, t.3  ready\n" in stdout
+    write(settings, (fleet.TOPIC, "state", FleetState(1, draining=True)))
+    assert causes("t.2") == {"t.2": ["draining"]}
+
+
+def test_a_running_session_s_calls_and_a_finished_one_s_trajectory_are_read(settings: Settings) -> None:
+    refused = RefusedRequest("t.0", 1, "claim", 0, "POST", "/v2/chat", 404, "not_found", "no such path", requests=3)
+    (offset,) = write(settings, (completions.TOPIC, "t.0", Open("t.0", 1, "claim")))
+    running = row(Phase.RUNNING, status=None, reward=None, log_offset=offset)
+    write(settings, *ALIVE, *rows(TASK, running), (completions.TOPIC, "t.0", refused))
+    _, stdout, _ = polar("why", "t.0")
+    assert "the proxy refused 3 of its requests, the last one POST /v2/chat: no such path." in stdout
+    recording = a_session()
+    write(
+        settings,
+        *((completions.TOPIC, "t.0", call) for call in recording.calls),
+        (trajectories.TOPIC, "t.0", recording.build()),
+        *rows(row(log_offset=offset, calls=3, trainable_tokens=9)),
+    )
+    (found,) = causes("t.0").values()
+    assert "forked" in found
+
+
+def test_nobody_knows_it(settings: Settings) -> None:
+    write(settings, *ALIVE)
+    code, stdout, _ = polar("why", "nobody")
+    assert code == 2
+    assert "No coordinator shows this task, and nobody refused it." in stdout
+
+
+def test_a_sample_that_is_none_is_an_error(settings: Settings) -> None:
+    write(settings, *ALIVE, *rows(TASK, row()))
+    code, _, stderr = polar("why", "t.7")
+    assert code == 2
+    assert "no such sample; t has 0 to 1" in stderr
+
+
+@pytest.mark.contract
+def test_without_kafka_that_is_the_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("POLAR_KAFKA", "127.0.0.1:9")
+    monkeypatch.chdir(tmp_path)
+    code, stdout, _ = polar("why", "t")
+    assert code == 3
+    assert stdout.startswith("t\n  Kafka can't be read (Kafka at 127.0.0.1:9 doesn't answer")
