@@ -90,7 +90,7 @@ ENTRIES = (
         Cause.UNKNOWN,
         _is_unread,
         "No coordinator shows this task, and nobody refused it.",
-        "Check the id with `polar status`, and the system with --data or POLAR_NAMESPACE. Tasks are forgotten 8 days after their end; the "
+        "Check the id with `polar list`, and the system with --data or POLAR_NAMESPACE. Tasks are forgotten 8 days after their end; the "
         "lake keeps them (`polar sql`).",
         is_general=True,
     ),
