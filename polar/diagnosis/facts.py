@@ -199,19 +199,19 @@ class Facts:
             "run_slots": self.system.slots_of(Stage.RUN, self.pool).total,
             "worker": (session and session.worker_id) or "a worker",
             "attempt": session.attempt if session else 1,
-            "earlier": f"{earlier.stage} {earlier.kind.value}/{earlier.code}: {earlier.message}"
+            "earlier": f"{earlier.stage} {earlier.kind.value}/{earlier.code}: {_sentence(earlier.message)}"
             if earlier
-            else "an error",
+            else "",
             "attempts": plan.max_attempts if plan else 0,
             "samples": self.task.num_samples if self.task else 0,
             "harness": plan.harness if plan else "",
             "code": self.code,
             "at": error.stage if error else "",
-            "error": error.message.rstrip(".") if error else "",
+            "error": _sentence(error.message) if error else "",
             "reward": "no reward" if session is None or session.reward is None else f"reward {session.reward:g}",
             "why_reward": (session and session.reward_reason) or "its evaluator gave none",
             "answered": self.calls.answered,
-            "call_error": f"{call.code}: {call.message.rstrip('.')}" if call else "",
+            "call_error": f"{call.code}: {_sentence(call.message)}" if call else "",
             "engines": ", ".join(self.system.engines_down),
             "refused": self.calls.refused,
             "refusal": self.calls.refusal,
@@ -229,3 +229,8 @@ class Facts:
 
 def _reason(letter: Letter) -> str:
     return f"{letter.field}: {letter.reason}" if letter.field else letter.reason
+
+
+def _sentence(message: str) -> str:
+    """A message without its end: the sentence that it stands in has its own."""
+    return message.rstrip(". \n")

@@ -16,15 +16,15 @@ from analytics import health
 from analytics.live.view import Live
 from polar import dead_letters
 from polar.diagnosis.facts import Calls, Facts, System
+from polar.sessions import control_token
 from polar.show.assembly import Log
 from polar.show.reading import Rows, read_facts, read_logs, read_rows, read_trajectory
-from proxy.control.port import token_in
 from topics.dead_letters import Letter
 from topics.environment import http_json
 from topics.environment.settings import Settings
 from topics.events import Evaluated, InitFinished, RunFinished
 from topics.log.follow import Since
-from topics.types.errors import InputError, NotReadyError, SessionError
+from topics.types.errors import NotReadyError, SessionError
 from topics.types.session import Phase, SessionState, session_id_of
 
 ANSWER_S = 3.0
@@ -51,8 +51,9 @@ async def read(settings: Settings, task_id: str, sample: int | None) -> list[Fac
     """
     name = task_id if sample is None else session_id_of(task_id, sample)
     try:
-        rows = await read_rows(settings, task_id)
-        system, letters = await asyncio.gather(_system(settings), _letters(settings, task_id))
+        rows, system, letters = await asyncio.gather(
+            read_rows(settings, task_id), _system(settings), _letters(settings, task_id)
+        )
         common = Facts(name, system, rows.task)
         sessions = [row for index, row in sorted(rows.sessions.items()) if sample in (None, index)]
         if not sessions:
@@ -129,8 +130,8 @@ def _proxy(settings: Settings) -> tuple[str | None, list[str]]:
     Without a control URL, or on a host without its token, nothing is known.
     """
     try:
-        token = token_in(settings.control_token_file)
-    except (InputError, OSError):
+        token = None if settings.control_token_file is None else control_token(settings.control_token_file)
+    except NotReadyError:
         return None, []
     if settings.control_url is None:
         return None, []

@@ -146,7 +146,7 @@ ENTRIES = (
     Entry(
         Cause.ATTEMPT_FAILED,
         lambda facts: facts.is_open and facts.attempt_error is not None,
-        "It is in attempt {attempt} of at most {attempts}: the attempt before ended with {earlier}.",
+        "It is in attempt {attempt}: the attempt before ended with {earlier}.",
         "It goes on by itself. If attempts keep failing, remove that cause; `polar show {name}` has the log of the last run.",
     ),
     Entry(

@@ -50,7 +50,7 @@ def failed(code: str, message: str = "something happened", *, stage: str = "run"
 
 
 def completed(*flags: Flag, reward: float | None = 1.0, calls: int = 3, tokens: int = 9, **more: Any) -> Facts:
-    row = {"status": Status.COMPLETED, "reward": reward, "calls": calls, "trainable_tokens": tokens}
+    row: dict[str, Any] = {"status": Status.COMPLETED, "reward": reward, "calls": calls, "trainable_tokens": tokens}
     return replace(session(Phase.ENDED, **row, **more), flags=flags)
 
 
