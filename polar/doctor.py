@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from polar.cli.exits import EXTRA_OF
 from polar.embedded import disk, distribution, lock, readiness
 from polar.embedded.errors import BrokerError
 from polar.fleet import Fleet
+from polar.host_agreement import clock_ahead_s, facts_signed_here
+from polar.task_trajectories import CLOCKS_S
 from proxy.engines import capabilities, probe
 from proxy.engines.api_key import ApiKey
 from proxy.engines.connection import UnreachableError
@@ -42,6 +44,8 @@ KERNEL = (5, 3)
 MEMORY_MB = 1500
 """`polar up` takes some 600 MB, a harness of the size of pi 150."""
 HOUR_MS = 3_600_000
+CLOCK_S = 5.0
+"""Clocks that differ by less are right. From `CLOCKS_S` on, readers that begin at a time miss records."""
 PARTS = ("fanout", "coordinator", "builder", "init", "run", "evaluate", "analytics", "webhooks")
 
 
@@ -101,10 +105,13 @@ async def system(settings: Settings) -> list[Finding]:
     if settings.kafka is None:
         return [Finding("system", State.LATER, f"nothing runs on {settings.data}", "start it: polar up")]
     found = [await _kafka(settings)]
-    for look in (_topics, _fleet, _parts):
+    for look in (_topics, _clock, _fleet, _parts):
         if found[-1].state is not State.BAD:  # without the one the other would only wait
             found.append(await look(settings))
+    has_topics = any(one.what == "topics" and one.state is State.GOOD for one in found)
     found.append(_keys(settings.keys_path))
+    if has_topics and found[-1].state is State.GOOD:
+        found[-1] = await _compared_keys(settings, found[-1])
     found.append(await asyncio.to_thread(_blobs, settings))
     if settings.control_url is not None:
         found.append(await _proxy(settings.control_url))
@@ -307,6 +314,19 @@ def _keys(path: Path) -> Finding:
     )
 
 
+async def _compared_keys(settings: Settings, found: Finding) -> Finding:
+    """The keys file, compared with the one that signed the newest facts of workers. `found`: the finding about the file alone."""
+    counts = await facts_signed_here(settings, settings.keys_path)
+    if counts is None:
+        return replace(found, said=f"{found.said}; no session ran lately, so it can't be compared with the workers'")
+    verified, signed = counts
+    if verified:
+        return replace(found, said=f"{found.said}, which workers use as well")
+    said = f"{settings.keys_path} isn't the file that workers use: none of the {signed} signed facts of the last 10 min is of its secrets"
+    todo = "copy the fleet's keys file there, or set POLAR_KEYS_FILE; with different files sessions end FAILED (infra/model_failed)"
+    return Finding("keys", State.BAD, said, todo)
+
+
 def _blobs(settings: Settings) -> Finding:
     """The blob store, by a look for a blob that isn't there. A folder that doesn't exist yet is made by the first writer."""
     try:
@@ -333,6 +353,18 @@ async def _topics(settings: Settings) -> Finding:
         )
         return Finding("topics", State.BAD, said, "set it back: polar topics apply")
     return Finding("topics", State.GOOD, "all of the contract are there")
+
+
+async def _clock(settings: Settings) -> Finding:
+    """This host's clock, compared with that of the broker, which stamps heartbeats."""
+    ahead_s = await clock_ahead_s(settings)
+    if ahead_s is None:
+        return Finding("clock", State.LATER, "no process sends heartbeats, so it can't be compared with Kafka's")
+    if abs(ahead_s) < CLOCK_S:
+        return Finding("clock", State.GOOD, f"agrees with Kafka's to within {CLOCK_S:.0f} s")
+    said = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} Kafka's"
+    todo = "set the clock of this host or of the broker's, and keep both right with NTP (chrony, systemd-timesyncd)"
+    return Finding("clock", State.BAD if abs(ahead_s) > CLOCKS_S else State.LATER, said, todo)
 
 
 async def _fleet(settings: Settings) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,20 +14,26 @@ from typer.testing import CliRunner
 
 from consumers.harnesses import manifest
 from consumers.harnesses.pi import Pi
-from polar import doctor
+from polar import doctor, host_agreement
 from polar.cli.app import app
 from polar.doctor import State
 from polar.embedded import disk
 from polar.scripted.app import running
 from polar.scripted.engine import Engine
 from polar.scripted.faults import Garbage
-from topics import completions
+from tests.polar.cli.commands import Write
+from topics import completions, events, workers
 from topics.contract import catalogue
-from topics.environment import cache
+from topics.contract.codec import encode
+from topics.environment import cache, claim_keys
 from topics.environment.keys import ensure_keys_file
 from topics.environment.settings import Settings
+from topics.events import Claimed
 from topics.log import admin
 from topics.log import kafka as log_kafka
+from topics.log.producer import LogProducer
+from topics.types.session import Stage
+from topics.workers import Heartbeat
 
 pytestmark = pytest.mark.contract
 
@@ -34,6 +41,9 @@ pytestmark = pytest.mark.contract
 @pytest.fixture(autouse=True)
 def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("POLAR_KAFKA", raising=False)
+    # No test waits for a heartbeat in vain for longer.
+    monkeypatch.setattr(doctor, "BEATS_S", 0.1)
+    monkeypatch.setattr(host_agreement, "BEAT_S", 2.0)
     monkeypatch.setenv("POLAR_DATA", str(tmp_path / "data"))
     # Kafka is there, and no CLI: to verify all that a machine has takes seconds.
     kafka = list(cache.root().glob("kafka-*"))
@@ -189,6 +199,64 @@ async def test_a_keys_file_that_is_missing_or_no_keys_file_is_told(kafka: str, n
     assert (await found()).state is State.GOOD
     settings.keys_path.write_text("{}")
     assert (await found()).state is State.BAD
+
+
+async def findings(settings: Settings, *records: Write) -> dict[str, doctor.Finding]:
+    """The findings on a system with these records, whose last heartbeat comes while the doctor looks."""
+    producer = LogProducer(settings)
+    await producer.start()
+
+    async def beat() -> None:
+        while True:
+            sent = Heartbeat("w", "coordinator", "host", 1)
+            await producer.send(workers.TOPIC, sent, key="w", task_id="t")
+            await asyncio.sleep(0.2)
+
+    for topic, key, record in records:
+        signed = claim_keys.headers(SIGNED_WITH, encode(record))
+        await producer.send(topic, record, key=key, task_id="t", headers=signed)
+    beating = asyncio.create_task(beat())
+    try:
+        return {one.what: one for one in await doctor.system(settings)}
+    finally:
+        beating.cancel()
+        await producer.stop()
+
+
+TICKET = claim_keys.ticket_id(5, 1)
+CLAIMED = Claimed("f", "t.0", 1, Stage.RUN, claim_keys.new_claim_id(Stage.RUN, TICKET), "w")
+SECRET = b"s" * 32
+SIGNED_WITH = claim_keys.derived(SECRET, "t.0", 1, Stage.RUN, TICKET)
+
+
+async def test_the_keys_file_is_compared_with_the_one_that_workers_use(
+    kafka: str, namespace: str, tmp_path: Path
+) -> None:
+    keys_file = tmp_path / "keys.json"
+    settings = Settings(kafka=kafka, namespace=namespace, replication=1, min_insync=1, keys_file=keys_file)
+    await admin.apply(settings, catalogue.FIXED, embedded=True)
+    keys_file.write_text(json.dumps({"k": SECRET.decode()}))
+    same = (await findings(settings, (events.TOPIC, "t.0", CLAIMED)))["keys"]
+    assert (same.state, same.said) == (State.GOOD, f"a signing secret in {keys_file}, which workers use as well")
+    keys_file.write_text(json.dumps({"k": "another" * 5}))
+    other = (await findings(settings))["keys"]
+    assert other.state is State.BAD
+    assert f"{keys_file} isn't the file that workers use: none of the 1 signed facts" in other.said
+    assert "POLAR_KEYS_FILE" in (other.todo or "")
+
+
+async def test_the_clock_is_compared_with_the_brokers(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's clock is set here, as a host's would be."""
+    settings = Settings(kafka=kafka, namespace=namespace, replication=1, min_insync=1)
+    await admin.apply(settings, catalogue.FIXED, embedded=True)
+    assert (await findings(settings))["clock"].state is State.GOOD
+    now = time.time
+    monkeypatch.setattr("polar.host_agreement.time.time", lambda: now() + 3600)
+    ahead = (await findings(settings))["clock"]
+    assert (ahead.state, ahead.said) == (State.BAD, "3600 s ahead of Kafka's")
+    assert "NTP" in (ahead.todo or "")
 
 
 async def test_an_engine_is_asked_for_a_token() -> None:

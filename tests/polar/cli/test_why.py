@@ -57,9 +57,7 @@ def test_each_session_of_a_task_has_its_cause_and_equal_ones_stand_together(sett
     assert (code, stderr) == (0, "")
     assert stdout.splitlines()[0] == "t.0  FAILED"
     assert stdout.splitlines()[1] == "  The harness failed: the harness ended with exit code 3."
-    assert (
-        "t.1  queued\n  It is in attempt 2: the attempt before ended with run infra/lost: gone." in stdout
-    )
+    assert "t.1  queued\n  It is in attempt 2: the attempt before ended with run infra/lost: gone." in stdout
     assert "t.2, t.3  ready\n" in stdout
     write(settings, (fleet.TOPIC, "state", FleetState(1, draining=True)))
     assert causes("t.2") == {"t.2": ["draining"]}
