@@ -85,7 +85,6 @@ class Polar(Commands):
 app = typer.Typer(
     cls=Polar,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Token-faithful rollouts of real coding agents, on a durable log.",
     rich_markup_mode=None,

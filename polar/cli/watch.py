@@ -1,12 +1,18 @@
 """`polar watch` shows the system's activity until Ctrl-C: a page on a terminal, otherwise a line per change, or JSON for programs.
 
-It shows only what `analytics/live/fold.py` folds. However the command ends, the terminal is restored. While Kafka is away, the page says so
-and waits.
+It shows only what `analytics/live/fold.py` folds. However the command ends, also by the key `q`, the terminal is restored. While Kafka is
+away, the page says so and waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -33,7 +39,7 @@ ERRORS_A_LINE = 5
 
 
 def watch(output: Output = Format.TABLE, data: Data = None) -> None:
-    """Show stages, rates, rewards and errors until Ctrl-C. --format json prints a line twice a second."""
+    """Show stages, rates, rewards and errors until Ctrl-C or q. --format json prints a line twice a second."""
     found = settings.load(data)
     process.serve(lambda stop: _watch(found, output, stop))
 
@@ -53,10 +59,46 @@ async def _watch(found: settings.Settings, output: Format, stop: asyncio.Event) 
 
 async def _draw(live: Live, console: Console, title: str, stop: asyncio.Event) -> None:
     # We refresh, not rich's thread: no page is drawn in part.
-    with Display(console=console, screen=True, auto_refresh=False) as display:
+    with _ended_by_q(stop), Display(console=console, screen=True, auto_refresh=False) as display:
         while not stop.is_set():
             display.update(Page(live.snapshot(), title), refresh=True)
             await first_done(stop, timeout_s=REFRESH_S)
+
+
+@contextmanager
+def _ended_by_q(stop: asyncio.Event) -> Iterator[None]:
+    """While the context lasts, the key `q` sets `stop`. The terminal's modes are restored afterwards.
+
+    Nothing is read if standard input isn't a terminal, or another process has its foreground: the kernel would stop this one.
+    """
+    terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    if not _may_read(terminal):
+        yield
+        return
+    before = termios.tcgetattr(terminal)
+
+    def on_keys() -> None:
+        keys = os.read(terminal, 1024)
+        if not keys:  # the terminal is gone
+            loop.remove_reader(terminal)
+        if b"q" in keys:
+            stop.set()
+
+    tty.setcbreak(terminal)  # keys come at once, and Ctrl-C stays a signal
+    loop.add_reader(terminal, on_keys)
+    try:
+        yield
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _may_read(terminal: int) -> bool:
+    """Whether the file is a terminal that this process may read from."""
+    try:
+        return os.isatty(terminal) and os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return True  # not the terminal that controls this process, so it has no foreground to ask for
 
 
 async def _print_json(live: Live, stop: asyncio.Event) -> None:

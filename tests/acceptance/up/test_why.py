@@ -59,7 +59,9 @@ def findings(up: Up, name: str) -> list[Finding]:
 
 def named(up: Up, name: str, cause: Cause) -> Finding:
     """The finding of this cause; it may take the system some seconds to meet the fault."""
-    return until(lambda: next((one for one in findings(up, name) if one.cause is cause), None), NAMED_S, every_s=0.2)
+    found = until(lambda: next((one for one in findings(up, name) if one.cause is cause), None), NAMED_S, every_s=0.2)
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,9 @@ class Terminal:
     def resize(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self._its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
     def read_until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not holds():

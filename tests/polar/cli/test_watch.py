@@ -247,6 +247,20 @@ def test_a_page_fits_follows_the_size_and_gives_the_terminal_back(settings: Sett
         assert "Traceback" not in screen.wrote
 
 
+def test_q_ends_it_and_gives_the_terminal_back(settings: Settings) -> None:
+    write(settings, *a_system())
+    with closing(Terminal(command(), environment(settings), 80, 24)) as screen:
+        screen.read_until(lambda: bool(pages(screen)))
+        assert not screen.is_as_before
+        screen.type("x")
+        drawn = len(pages(screen))
+        screen.read_until(lambda: len(pages(screen)) > drawn + 2)
+        screen.type("q")
+        assert screen.end() == 0
+        assert screen.is_as_before
+        assert "Traceback" not in screen.wrote
+
+
 # --- while Kafka is away
 
 
