@@ -30,11 +30,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # gives each worker whole files; the two whole systems begin first.
 PYTEST = $(BIN)/pytest -n $(WORKERS) --no-loadscope-reorder
 WORKERS ?= 4
+TIERS ?= pure or contract or system
 test: install ## the tiers pure, contract and system, on real Kafka
-	$(PYTEST) -m '(pure or contract or system) and not hard'
+	$(PYTEST) -m '($(TIERS)) and not hard'
 
+# These only compute. With a low priority they take the time that other tests spend waiting.
 test-pure: install ## tests without a broker or another process
-	$(PYTEST) -m 'pure and not hard'
+	nice $(PYTEST) -m 'pure and not hard'
 
 test-contract: install ## tests on a real broker, or with processes of their own
 	$(PYTEST) -m 'contract and not hard'

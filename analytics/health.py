@@ -11,21 +11,14 @@ from enum import StrEnum
 from topics.types.building import TRAINED
 from topics.types.completion import CallOutcome, Completion
 from topics.types.session import Phase, SessionState, Stage
+from topics.types.token_tree import Branch, Masked
 from topics.types.trajectory import Call, Trajectory
 
 MASKED_SHARE = 0.5
 """Above this share of masked tokens a session is `mostly_masked`."""
-SIDE_CALL = "side_call"
-"""The reason of masked tokens that were never meant to be trained."""
-NO_LOGPROBS = "invalid_logprobs"
-"""The reason of tokens that are masked because their logprobs are missing or unusable."""
-MISSING = "base_missing"
-"""The branch of a call whose base isn't among the session's calls."""
 GAP = "log_gap"
 """The error code of a session whose calls have left the log, or that a broken disk has lost."""
-RETRY = "retry"
-"""The branch of a call that repeats an answered request."""
-FORKS = frozenset({"fork", "parallel", "edited_history", "stripped", "end_of_turn"})
+FORKS = frozenset({Branch.FORK, Branch.PARALLEL, Branch.EDITED_HISTORY, Branch.STRIPPED, Branch.END_OF_TURN})
 """Branches of calls that leave the line of the calls before them. The others begin a new line, or repeat a request."""
 
 
@@ -91,8 +84,8 @@ def of_trajectory(trajectory: Trajectory, late: Collection[str] = ()) -> dict[Fl
     for call in trajectory.calls:
         for flag in (*of_call(call), *_of_place(call)):
             found.setdefault(flag, []).append(call.call_id)
-    silent = {node.call for node in trajectory.nodes if node.masked == NO_LOGPROBS}
-    if NO_LOGPROBS in stats.masked_tokens:
+    silent = {node.call for node in trajectory.nodes if node.masked == Masked.INVALID_LOGPROBS}
+    if Masked.INVALID_LOGPROBS in stats.masked_tokens:
         found[Flag.NO_LOGPROBS] = [call.call_id for n, call in enumerate(trajectory.calls) if n in silent]
     if trajectory.error is not None and trajectory.error.code == GAP:
         found.setdefault(Flag.CALL_MISSING, [])
@@ -102,7 +95,7 @@ def of_trajectory(trajectory: Trajectory, late: Collection[str] = ()) -> dict[Fl
         found[Flag.REWARD_NULL] = []
     if stats.late_calls or late:
         found[Flag.AFTER_CLOSE] = list(late)
-    masked = sum(tokens for reason, tokens in stats.masked_tokens.items() if reason != SIDE_CALL)
+    masked = sum(tokens for reason, tokens in stats.masked_tokens.items() if reason != Masked.SIDE_CALL)
     if masked > MASKED_SHARE * (masked + stats.trainable_tokens):
         found[Flag.MOSTLY_MASKED] = []
     return found
@@ -125,8 +118,8 @@ def of_session(
 
 def _of_place(call: Call) -> list[Flag]:
     """The flags of a call's place among the others."""
-    if call.branch == MISSING:
+    if call.branch == Branch.BASE_MISSING:
         return [Flag.CALL_MISSING]
     if call.kind not in TRAINED:
         return []
-    return [Flag.REPLAYED] if call.branch == RETRY else [Flag.FORKED] if call.branch in FORKS else []
+    return [Flag.REPLAYED] if call.branch == Branch.RETRY else [Flag.FORKED] if call.branch in FORKS else []

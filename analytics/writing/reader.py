@@ -15,6 +15,7 @@ import structlog
 from analytics.lake.manifest import Lake, Manifest, Partition
 from analytics.lake.written import written
 from topics import workers
+from topics.contract import catalogue
 from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.log import kafka
@@ -25,6 +26,8 @@ BATCH = 100
 """Records per read, after which the buffer's size is checked and other tasks run."""
 FETCH_BYTES = MIB
 """Per partition, compressed; a larger record is still returned."""
+COMPACTED = frozenset(topic.name for topic in catalogue.FIXED if topic.retention_ms is None)
+"""Names of topics without the namespace."""
 STOP_S = 2.0
 ANSWER_S = 10.0
 """Limit for a broker's answer about its cluster."""
@@ -67,7 +70,9 @@ class LogReader:
         end = await self._consumer.end_offsets(self._partitions)
         self._consumer.assign(self._partitions)
         last = {source: read for source in self._partitions if (read := manifest.last_read(self.name(source)))}
-        begins = {source: await self._shared_end(source) for source in await replaced(self._consumer, last, first, end)}
+        compacted = [source for source in self._partitions if self.name(source)[0] in COMPACTED]
+        others = await replaced(self._consumer, last, first, end, compacted)
+        begins = {source: await self._shared_end(source) for source in others}
         for source in self._partitions:
             wanted = begins.get(source, manifest.offset(self.name(source)))
             if self.name(source)[0] == workers.TOPIC.name and wanted is not None:

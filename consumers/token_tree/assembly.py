@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from consumers.builders.base import BuiltFrom
 from consumers.token_tree.credit import credited
-from consumers.token_tree.masks import FILTERS, Masked
 from consumers.token_tree.tree import TokenTree
 from topics.completions import Build
 from topics.types.building import Options
 from topics.types.completion import CallOutcome, Completion
+from topics.types.token_tree import FILTERS, Masked
 from topics.types.tokens import count
 from topics.types.trajectory import Call, Node, Stats, Trace, Trajectory
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from consumers.token_tree.branches import Branch
 from consumers.token_tree.tree import TokenTree
 from topics.calls.threads import thread_of
 from topics.types.building import COMPACTION, TRAINED, Options
+from topics.types.token_tree import Branch
 
 
 def credited(tree: TokenTree, options: Options, trained: Set[int]) -> Set[int] | None:

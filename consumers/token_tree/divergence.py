@@ -16,8 +16,9 @@ from itertools import islice, takewhile
 
 import numpy as np
 
-from consumers.token_tree.branches import Branch, Divergence, PlacedCall
+from consumers.token_tree.branches import Divergence, PlacedCall
 from consumers.token_tree.prefixes import Segment, joined
+from topics.types.token_tree import Branch
 from topics.types.tokens import WIDTH, Ids, common_prefix, unpack_ids
 
 GENERATION_TOKENS = 16

@@ -1,6 +1,6 @@
 """Which calls' sampled tokens are trained, and why the others are not.
 
-Owns the reason codes. Invariant: a call without a reason was sampled by the engine in exactly that position under exactly that prefix,
+Invariant: a call without a reason was sampled by the engine in exactly that position under exactly that prefix,
 with one finite logprob for each token, for the harness's work, and nothing on the log shows that its answer went unused.
 
 Known limit (protocol 22): a session's last answer may be acknowledged, lost in a proxy's crash and never requested again. It looks
@@ -11,72 +11,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from enum import StrEnum
 
 import numpy as np
 
-from consumers.token_tree.branches import Branch, PlacedCall, request_of
+from consumers.token_tree.branches import PlacedCall, request_of
 from topics.calls.media_marks import MARKS
 from topics.calls.threads import thread_of
 from topics.types.building import TRAINED, Filters
 from topics.types.completion import Completion
 from topics.types.session import Status
+from topics.types.token_tree import Branch, Masked
 from topics.types.tokens import unpack_logprobs
 
 NO_LOGPROB = -9999.0
 """vLLM's placeholder for a missing logprob in chat completions (the default of its `ChatCompletionLogProb`); lower values count too."""
-
-
-class Masked(StrEnum):
-    """Why sampled tokens are trained in no trace. If several reasons hold, the first in this order counts."""
-
-    BASE_MISSING = "base_missing"
-    """The base of its prompt's delta isn't among the session's calls, has no place, or is shorter than the shared part."""
-    INVALID_TOKENS = "invalid_tokens"
-    """The bytes of its prompt or of its sampled tokens aren't token ids: not a whole number of them, or one is negative."""
-    CHAIN_DIFFERS = "chain_differs"
-    """The prompt that its delta gives isn't the one that the proxy saw: the hash chains differ."""
-    PROMPT_DIFFERS = "prompt_differs"
-    """The engine reports that it read another prompt than is recorded."""
-    MEDIA_UNKNOWN = "media_unknown"
-    """Its prompt holds an image that the engine fetched from a URL, so nobody knows what the engine saw."""
-    INVALID_LOGPROBS = "invalid_logprobs"
-    """The number of logprobs differs from the number of tokens, or a logprob isn't finite, or is the engine's placeholder."""
-    DISOWNED = "disowned"
-    """The proxy gave it up: no harness saw the answer."""
-    SIDE_CALL = "side_call"
-    """A title, a summary or a similar call, as a rule of the proxy recognised it."""
-    REJECTED = "rejected"
-    """As UNDELIVERED, and the proxy knows that the harness had received the answer whole before it repeated the request."""
-    UNDELIVERED = "undelivered"
-    """The same thread repeated the request with the same prompt, and the harness continued from the other answer."""
-    FILTERED_STATUS = "filtered_status"
-    """The task's filter `statuses` leaves out sessions with this status."""
-    FILTERED_KIND = "filtered_kind"
-    """The task's filter `kinds` leaves out this kind of call, which is trained by default."""
-    FILTERED_ENGINE = "filtered_engine"
-    """The task's filter `engines` leaves out this engine, for example because it serves another model."""
-    FILTERED_GRAMMAR = "filtered_grammar"
-    """The task's filter `grammar`: a grammar constrained its tokens, or was requested."""
-    FILTERED_TRUNCATED_SAMPLING = "filtered_truncated_sampling"
-    """The task's filter `truncated`: top_p, top_k or min_p truncated the distribution."""
-    FILTERED_PENALISED = "filtered_penalised"
-    """The task's filter `penalised`: a penalty or a bias changed the distribution."""
-    FILTERED_NOT_PLAIN = "filtered_not_plain"
-    """The task's filter `plain_only`: it isn't known to be sampled from the model's own distribution."""
-    FILTERED_TRUNCATED = "filtered_truncated"
-    """The task's filter `drop_truncated`: the answer was cut at a length limit."""
-    FILTERED_MEDIA = "filtered_media"
-    """The task's filter `drop_media`: its prompt has images or sounds."""
-    FILTERED_LONG = "filtered_long"
-    """The task's filter `max_tokens`: its prompt and sampled tokens exceed it."""
-    FILTERED_SHORT = "filtered_short"
-    """The task's filter `min_trainable_tokens`: its trace would train fewer."""
-    NO_TRACE = "no_trace"
-    """The builder made no trace that trains it. Polar's own builders never do this."""
-
-
-FILTERS = frozenset(reason for reason in Masked if reason.startswith("filtered_"))
 
 
 def masks(

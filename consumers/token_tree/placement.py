@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
-from consumers.token_tree.branches import Branch, Divergence, PlacedCall, request_of
+from consumers.token_tree.branches import Divergence, PlacedCall, request_of
 from consumers.token_tree.chain import Chain
 from consumers.token_tree.divergence import after_prompt, before_answer, end_of
 from consumers.token_tree.prefixes import Segment, root
@@ -21,6 +21,7 @@ from topics.calls.media_marks import continuation
 from topics.calls.threads import Thread, thread_of
 from topics.types.building import COMPACTION, TRAINED
 from topics.types.completion import CallOutcome, Completion, Medium
+from topics.types.token_tree import Branch
 from topics.types.tokens import WIDTH, Ids, unpack_ids
 
 

@@ -21,14 +21,15 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from consumers.token_tree.branches import Branch, Drift, PlacedCall
-from consumers.token_tree.masks import Masked, masks
+from consumers.token_tree.branches import PlacedCall
+from consumers.token_tree.masks import masks
 from consumers.token_tree.placement import place_calls
 from consumers.token_tree.prefixes import Segment
 from topics.calls.media_marks import first_tokens, unmarked
 from topics.types.building import Filters
 from topics.types.completion import Completion, Medium
 from topics.types.session import Status
+from topics.types.token_tree import Branch, Drift, Masked
 from topics.types.tokens import WIDTH
 from topics.types.trajectory import ROOT, Node
 

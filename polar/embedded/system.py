@@ -7,7 +7,6 @@ DIR/polar.env, from which other commands learn the addresses, exists from the ti
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import socket
@@ -16,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from polar.embedded import readiness
 from polar.embedded.child_process import ChildProcess
@@ -95,7 +93,8 @@ class System:
         """Settings of the embedded broker's super user, whose login this process alone has."""
         self._children: list[ChildProcess] = []
         self._keepers: list[asyncio.Task[None]] = []
-        self._page_listener: socket.socket | None = None
+        self._held: list[socket.socket] = []
+        """Bound, so that their ports stay with us: those of children that listen, and the page's listener."""
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -121,8 +120,8 @@ class System:
         if self._kafka is not None:
             await self._kafka.stop(KAFKA_STOP_S)
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        if self._page_listener is not None:
-            self._page_listener.close()
+        for held in self._held:
+            held.close()
 
     def _prepare_folder(self) -> None:
         (self._data / "run").mkdir(parents=True, exist_ok=True)
@@ -143,16 +142,17 @@ class System:
     async def _start(self) -> None:
         upstream, _ = await asyncio.gather(self._start_engine(), self._start_kafka())
         self.engine = upstream
-        deciding = self._launch("deciding", ["polar.cli", "worker", *DECIDING])
-        lake = self._launch("lake", ["polar.cli", "worker", *LAKE])
-        await self._start_proxy(upstream)
-        stages = self._launch("stages", ["polar.cli", "worker", *STAGES])
+        self._launch_proxy(upstream)
+        self._launch("deciding", ["polar.cli", "worker", *DECIDING])
+        self._launch("lake", ["polar.cli", "worker", *LAKE])
+        self._launch("stages", ["polar.cli", "worker", *STAGES])
         ready_url = self.addresses["POLAR_CONTROL_URL"] + "/readyz"
         await asyncio.gather(
             readiness.http(ready_url, "the proxy", deadline_s=START_S),
             readiness.heartbeats(self.settings(), [*DECIDING, *STAGES, *LAKE], deadline_s=START_S),
         )
-        deciding.has_answered = stages.has_answered = lake.has_answered = True
+        for child in self._children:
+            child.has_answered = True
 
     async def _start_kafka(self) -> None:
         if self._user_settings.kafka is None:
@@ -188,26 +188,39 @@ class System:
             return self._options.engine
         scripts = [argument for path in self._options.scripts for argument in ("--scripts", str(path.absolute()))]
         returns = [argument for value in sorted(self._options.capture) for argument in ("--return", value)]
+        port = self._reserved(0)
         arguments = ["polar.scripted", *scripts, *returns, "--record", str(self._data / "engine-record.jsonl")]
-        answer = await self._launch_listening("engine", arguments, {"--port": 0})
-        return await asyncio.to_thread(probe.find_model, answer["url"], None)
+        child = self._launch("engine", [*arguments, "--port", str(port)])
+        url = _loopback(port)
+        await readiness.http(f"{url}/health", "the scripted engine", deadline_s=START_S)
+        child.has_answered = True
+        return await asyncio.to_thread(probe.find_model, url, None)
 
-    async def _start_proxy(self, upstream: ServedModel) -> None:
+    def _launch_proxy(self, upstream: ServedModel) -> None:
+        port, control_port = self._reserved(self._options.port), self._reserved(0)
         arguments = ["polar.cli", "proxy", "--engine", upstream.url, "--model", upstream.model]
-        arguments += ["--mode", self._options.mode]
+        arguments += ["--mode", self._options.mode, "--port", str(port), "--control-port", str(control_port)]
         arguments += [argument for value in sorted(self._options.capture) for argument in ("--capture", value)]
         if upstream.api_key is not None:
             arguments += ["--engine-key-file", str(upstream.api_key.file)]
-        answer = await self._launch_listening("proxy", arguments, {"--port": self._options.port, "--control-port": 0})
-        self.addresses |= {"POLAR_PROXY_URL": answer["url"], "POLAR_CONTROL_URL": answer["control_url"]}
+        self._launch("proxy", arguments)
+        self.addresses |= {"POLAR_PROXY_URL": _loopback(port), "POLAR_CONTROL_URL": _loopback(control_port)}
         self._listen_for_page()
         write_env_file(self._data / ENV_FILE, self.addresses)
+
+    def _reserved(self, port: int) -> int:
+        """The port; or if it is 0, a free one, which no other program gets as long as we hold it."""
+        if port != 0:
+            return port
+        held = bound(Binding("127.0.0.1", 0))
+        self._held.append(held)
+        return int(held.getsockname()[1])
 
     def _listen_for_page(self) -> None:
         """Listen for the page's first visitor, who starts its process: until then it costs nothing."""
         remembered = self._data / "run" / "page.port"
         listener = page_listener(self._options.page_port, remembered)
-        self._page_listener = listener
+        self._held.append(listener)
         arguments = ["polar.cli", "page", "--listener", str(listener.fileno())]
         child = self._child("page", arguments, listener)
         child.has_answered = True
@@ -221,21 +234,6 @@ class System:
             await child.keep()
         except NotReadyError as error:
             self._announce(f"the page is off: {error}")
-
-    async def _launch_listening(self, name: str, arguments: list[str], ports: dict[str, int]) -> dict[str, str]:
-        """Start a child that listens, and return its addresses; it is restarted on the same ports.
-
-        The child writes its addresses to a ready file: JSON with a URL for each flag of `ports` (`url` for `--port`, `control_url` for
-        `--control-port`). Raises NotReadyError.
-        """
-        ready_file = self._data / "run" / f"{name}.json"
-        ready_file.unlink(missing_ok=True)
-        arguments = [*arguments, "--ready-file", str(ready_file)]
-        child = self._launch(name, [*arguments, *_flags(ports)])
-        answer: dict[str, str] = json.loads(await readiness.file(ready_file, name, deadline_s=START_S))
-        child.arguments = [*arguments, *_flags({flag: _port(answer, flag) for flag in ports})]
-        child.has_answered = True
-        return answer
 
     def _launch(self, name: str, arguments: list[str]) -> ChildProcess:
         child = self._child(name, arguments)
@@ -302,12 +300,5 @@ def _shared(place: Path | S3Address) -> str:
     return str(place.absolute() if isinstance(place, Path) else place)
 
 
-def _flags(ports: dict[str, int]) -> list[str]:
-    return [argument for flag, port in ports.items() for argument in (flag, str(port))]
-
-
-def _port(answer: dict[str, str], flag: str) -> int:
-    url = answer[flag.removeprefix("--").removesuffix("port").replace("-", "_") + "url"]
-    port = urlsplit(url).port
-    assert port is not None, f"a ready file's URL has a port: {url}"
-    return port
+def _loopback(port: int) -> str:
+    return f"http://127.0.0.1:{port}"

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from consumers.token_tree.assembly import call_of
-from consumers.token_tree.branches import Branch, PlacedCall
+from consumers.token_tree.branches import PlacedCall
 from consumers.token_tree.placement import place_calls
 from polar.show.story import CallStory, Message, Story
 from topics.calls.claim_records import CallStanding, ClaimRecords
@@ -18,6 +18,7 @@ from topics.calls.resolver import Conversations, DeltaError, Resolver
 from topics.completions import CallRecord, Emitted, Open, RefusedRequest
 from topics.types.completion import Completion
 from topics.types.session import Phase, SessionState, TaskState
+from topics.types.token_tree import Branch
 from topics.types.trajectory import ROOT, Call, Trajectory
 
 MESSAGES_LIMIT = 1_000_000

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analytics import health
-from analytics.health import FORKS, MEANINGS, MISSING, NO_LOGPROBS, RETRY, SIDE_CALL, Flag
-from consumers.token_tree.branches import Branch
-from consumers.token_tree.masks import Masked
+from analytics.health import MEANINGS, Flag
 from tests.analytics.flagged import FLAGGED_CALLS, GOOD, IMPLIED, PROVOKED, good, good_calls
 from tests.consumers.coordinator.bench import Bench, submitted
 from tests.consumers.token_tree.transcripts import Log
@@ -60,11 +58,6 @@ def test_a_running_session_has_the_flags_of_its_calls_so_far() -> None:
     for flag in (Flag.ANSWER_CUT, Flag.TRUNCATED_SAMPLING, Flag.ABANDONED, Flag.VERSION_UNKNOWN):
         calls = PROVOKED[flag]().calls
         assert health.of_session(row, None, calls=calls) == {flag: FLAGGED_CALLS[flag]}
-
-
-def test_the_names_of_reasons_are_the_builders() -> None:
-    assert {*FORKS, RETRY, MISSING} <= {branch.value for branch in Branch}
-    assert {SIDE_CALL, NO_LOGPROBS} <= {masked.value for masked in Masked}
 
 
 def test_every_flag_has_a_sentence() -> None:

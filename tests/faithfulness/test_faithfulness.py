@@ -16,8 +16,6 @@ from typing import Any
 from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
-from consumers.token_tree.branches import Branch, Drift
-from consumers.token_tree.masks import FILTERS, Masked
 from polar.trainer.groups import Group
 from polar.trainer.staleness import REASONS, Staleness
 from tests.faithfulness.agents import KINDS, served, session
@@ -31,6 +29,7 @@ from topics.fleet import FleetView
 from topics.types.building import Filters
 from topics.types.completion import Completion
 from topics.types.errors import InputError
+from topics.types.token_tree import FILTERS, Branch, Drift, Masked
 from topics.types.trajectory import Trajectory
 
 SESSIONS = int(os.environ.get("ORACLE_SESSIONS", "500"))

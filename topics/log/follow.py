@@ -100,7 +100,7 @@ class Follower:
         """Skipped records by reason: `undecodable` or `unknown_<type>`."""
 
     async def start(self, deadline_s: float = START_S) -> None:
-        """Return once everything on the topic was passed on. Raises NotReadyError if no broker answers or the topic is missing."""
+        """Return once everything that lay on the topic was passed on. Raises NotReadyError if no broker answers or the topic is missing."""
         trouble = f"{self._name} is longer than can be read in that time"
         try:
             async with asyncio.timeout(deadline_s):
@@ -114,7 +114,7 @@ class Follower:
                             raise refused from None
                         trouble = str(error)
                         await asyncio.sleep(RETRY_S)
-                await self.caught_up(deadline_s)
+                await self._passed_to(self._ends_at_start)
         except TimeoutError:
             await self.stop()
             raise NotReadyError(f"not ready after {deadline_s:.0f} s: {trouble}") from None
@@ -140,15 +140,7 @@ class Follower:
         assert self._reader is not None, "start() comes first"
         async with asyncio.timeout(deadline_s):
             reader = self._reader
-            ends = await self._offsets(lambda: reader.end_offsets(self._partitions))
-            self._ends_at_start = self._ends_at_start or ends
-            # Polled, not signalled: a transaction's end marker moves the position but is no record.
-            while not self.failed.done():
-                if await self._reached(self._reader, ends):
-                    break
-                await asyncio.sleep(LOOK_S)
-            if self.failed.done():
-                self.failed.result()
+            await self._passed_to(await self._offsets(lambda: reader.end_offsets(self._partitions)))
 
     async def stop(self) -> None:
         """Stop reading, within seconds. If cancelled, the connection is closed all the same."""
@@ -171,10 +163,12 @@ class Follower:
             await reader.start()
             reader.assign(partitions)
             await self._seek(reader, partitions)
+            # Asked before the first fetch: a broker answers requests of a connection in order, and a fetch that finds nothing takes 0.5 s.
+            ends = await self._offsets(lambda: reader.end_offsets(partitions))
         except BaseException:
             await kafka.stop(reader, STOP_S)
             raise
-        self._partitions, self._reader = partitions, reader
+        self._partitions, self._reader, self._ends_at_start = partitions, reader, ends
         self._task = asyncio.create_task(self._read(reader), name=f"follow-{self._name}")
 
     async def _seek(self, reader: kafka.Consumer, partitions: list[kafka.TopicPartition]) -> None:
@@ -203,6 +197,16 @@ class Follower:
                 if not kafka.is_retriable(error):
                     raise
                 await asyncio.sleep(RETRY_S)
+
+    async def _passed_to(self, ends: dict[kafka.TopicPartition, int]) -> None:
+        """Return once all records before these offsets were passed on. Raises what ended the follower."""
+        assert self._reader is not None, "start() comes first"
+        # Polled, not signalled: a transaction's end marker moves the position but is no record.
+        while not self.failed.done():
+            if await self._reached(self._reader, ends):
+                return
+            await asyncio.sleep(LOOK_S)
+        self.failed.result()
 
     async def _reached(self, reader: kafka.Consumer, ends: dict[kafka.TopicPartition, int]) -> bool:
         for partition, end in ends.items():

@@ -7,7 +7,7 @@ the log has grown past that offset, and timestamps alone don't while a producer'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,9 +33,11 @@ async def replaced(
     last: Mapping[kafka.TopicPartition, LastRead],
     first: Mapping[kafka.TopicPartition, int],
     end: Mapping[kafka.TopicPartition, int],
+    compacted: Collection[kafka.TopicPartition] = (),
 ) -> set[kafka.TopicPartition]:
     """The partitions whose log doesn't have its record. A record before `first` is passed over: retention may have removed it.
 
+    In the partitions `compacted` another record must be at its offset: if there is none, compaction may have removed it.
     `first` and `end`: the bounds of every partition that is assigned to the consumer, which must seek afterwards. Raises KafkaError, and
     TimeoutError.
     """
@@ -51,6 +53,8 @@ async def replaced(
                 # A position without a record: a transaction's marker, or an aborted record, is there.
                 if records or await consumer.position(source) > read.offset:
                     del pending[source]
+                    if source in compacted and (not records or records[0].offset > read.offset):
+                        continue
                     if not records or LastRead(records[0].offset, records[0].timestamp) != read:
                         found.add(source)
     return found

@@ -23,7 +23,6 @@ import psutil
 import pytest
 
 from consumers.stages.artifacts import PATCH
-from consumers.token_tree.masks import Masked
 from polar.embedded import Broker
 from polar.scripted.record import Sampled
 from tests.acceptance.up.demos import DEMO, DemoRun, demo
@@ -32,6 +31,7 @@ from topics import trajectories
 from topics.environment.settings import Settings, load
 from topics.log.owner import read_back
 from topics.types.session import Status
+from topics.types.token_tree import Masked
 from topics.types.trajectory import Trajectory, expand
 
 FOLDERS = (".polar", ".polar-2")

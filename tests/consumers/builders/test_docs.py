@@ -11,12 +11,11 @@ import pytest
 from consumers.builders.base import Builder, BuiltFrom
 from consumers.building.running import off_loop
 from consumers.token_tree.assembly import trace, trajectory
-from consumers.token_tree.branches import Branch, Drift
-from consumers.token_tree.masks import Masked
 from consumers.token_tree.tree import grow
 from tests.consumers.token_tree.transcripts import Log, build_record, lines
 from topics.environment import registry
 from topics.types.errors import InputError
+from topics.types.token_tree import Branch, Drift, Masked
 from topics.types.trajectory import Trajectory
 
 PAGE = (Path(__file__).parents[3] / "docs" / "builder.md").read_text()

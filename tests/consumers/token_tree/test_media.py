@@ -17,7 +17,6 @@ from consumers.builders.base import BuiltFrom
 from consumers.builders.per_request import PerRequest
 from consumers.builders.prefix_merging import PrefixMerging
 from consumers.token_tree.branches import PlacedCall
-from consumers.token_tree.masks import Masked
 from consumers.token_tree.placement import place_calls
 from consumers.token_tree.tree import grow
 from tests.consumers.token_tree.transcripts import build_record, completion, delta, tokens_of
@@ -26,6 +25,7 @@ from topics.calls.media_marks import listed, marks_of
 from topics.calls.resolver import DeltaError, Resolver
 from topics.types.building import Filters
 from topics.types.completion import Completion, Medium, TokenDelta
+from topics.types.token_tree import Masked
 from topics.types.tokens import Ids, pack_ids
 from topics.types.trajectory import Trace, Trajectory, expand, path
 
