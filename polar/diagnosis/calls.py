@@ -11,6 +11,18 @@ from topics.types.session import Phase
 
 FAILING = frozenset({"unreachable", "timeout", "server_error", "overloaded", "busy", "cut", "unfinished"})
 """Codes of calls whose engine is down or overloaded."""
+UNUSABLE = frozenset(
+    {
+        "no_token_ids",
+        "bad_token_ids",
+        "bad_logprobs",
+        "length_mismatch",
+        "malformed",
+        "misconfigured",
+        "unparsed",
+    }
+)
+"""Codes of calls whose answer lacks what training needs, or can't be read."""
 TOOL_PARSER = "--tool-call-parser"
 """vLLM names this option when it refuses tools because it lacks a parser."""
 
@@ -28,14 +40,10 @@ def _failed_with(facts: Facts, codes: Set[str]) -> bool:
     return _last_failed(facts) and not _lacks_parser(facts) and error is not None and error.code in codes
 
 
-def _is_unusable(facts: Facts) -> bool:
+def _failed_otherwise(facts: Facts) -> bool:
     error = facts.calls.error
-    return (
-        _last_failed(facts)
-        and not _lacks_parser(facts)
-        and error is not None
-        and error.code not in FAILING | REQUESTS_FAULT
-    )
+    is_known = error is not None and error.code in FAILING | UNUSABLE | REQUESTS_FAULT
+    return _last_failed(facts) and not _lacks_parser(facts) and not is_known
 
 
 ENTRIES = (
@@ -76,7 +84,7 @@ ENTRIES = (
     ),
     Entry(
         Cause.ANSWER_UNUSABLE,
-        _is_unusable,
+        lambda facts: _failed_with(facts, UNUSABLE),
         "The engine's last answer can't be used for training, so it was not given to the harness ({call_error}).",
         "`polar doctor --engine URL` says which of the engine's settings must change.",
     ),
@@ -86,6 +94,12 @@ ENTRIES = (
         "The engine refused its last request ({call_error}).",
         "Change the request: a smaller `max_tokens` or context window of the agent, or an engine with a longer context. "
         "`polar show {name}` prints the call.",
+    ),
+    Entry(
+        Cause.CALL_FAILED,
+        _failed_otherwise,
+        "Its last model call failed ({call_error}).",
+        "Read the proxy's log. `polar show {name}` prints the call.",
     ),
     Entry(
         Cause.REQUESTS_REFUSED,

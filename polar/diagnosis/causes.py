@@ -45,6 +45,7 @@ class Cause(StrEnum):
     NO_TOOL_PARSER = "no_tool_parser"
     ANSWER_UNUSABLE = "answer_unusable"
     CALL_REFUSED = "call_refused"
+    CALL_FAILED = "call_failed"
     REQUESTS_REFUSED = "requests_refused"
 
     CANCELLED = "cancelled"

@@ -74,7 +74,7 @@ class Calls:
 
     answered: int = 0
     error: CallError | None = None
-    """Error of the last call; None: it was answered, or there is no call."""
+    """Error of the last call if that failed; None: it was answered, the harness hung up, or there is no call."""
     policy_version: int | None = None
     """The newest version that sampled an answer; None: unknown."""
     raw: int = 0
@@ -92,7 +92,7 @@ class Calls:
         versions = [call.policy_version for call in answered if call.policy_version is not None]
         return cls(
             answered=len(answered),
-            error=found[-1].error if found else None,
+            error=found[-1].error if found and found[-1].outcome is CallOutcome.FAILED else None,
             policy_version=max(versions, default=None),
             raw=sum(call.logprobs_mode == "raw" and _is_changed(call) for call in answered),
             refused=refused,

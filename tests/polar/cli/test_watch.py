@@ -251,7 +251,8 @@ def test_q_ends_it_and_gives_the_terminal_back(settings: Settings) -> None:
     write(settings, *a_system())
     with closing(Terminal(command(), environment(settings), 80, 24)) as screen:
         screen.read_until(lambda: bool(pages(screen)))
-        assert not screen.is_as_before
+        reads_keys = not screen.is_as_before
+        assert reads_keys
         screen.type("x")
         drawn = len(pages(screen))
         screen.read_until(lambda: len(pages(screen)) > drawn + 2)

@@ -88,6 +88,7 @@ PLANTED = {
     Cause.NO_TOOL_PARSER: running("refused", "requires --enable-auto-tool-choice and --tool-call-parser to be set"),
     Cause.ANSWER_UNUSABLE: running("no_token_ids"),
     Cause.CALL_REFUSED: running("context_length"),
+    Cause.CALL_FAILED: running("proxy_fault", "KeyError"),
     Cause.REQUESTS_REFUSED: replace(
         session(Phase.RUNNING), calls=Calls(refused=4, refusal="POST /v2/chat: no such path")
     ),

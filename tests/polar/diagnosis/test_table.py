@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,14 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analytics.health import Flag
+from consumers.runtimes import base
 from polar.cli.app import PLACES
 from polar.diagnosis.causes import Cause
 from polar.diagnosis.facts import Calls, Facts, System
 from polar.diagnosis.table import TABLE, diagnose
 from tests.polar.diagnosis.planted import FREE, OPENED, PLANTED, TASK, WELL, completed, failed, session
-from topics.types.completion import CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
+from topics.types.completion import CallError, CallOutcome, Completion, MessageDelta, Sampling, TokenDelta
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Phase, SessionState, Status
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_each_cause_stands_in_the_table_once_and_is_planted() -> None:
@@ -43,6 +48,27 @@ def test_it_is_said_in_sentences_with_a_way_out(cause: Cause) -> None:
 def test_ways_out_name_commands_that_exist() -> None:
     named = {name for entry in TABLE for name in re.findall(r"`polar ([a-z-]+)", entry.way_out)}
     assert named <= PLACES.keys()
+
+
+def raised_codes() -> set[str]:
+    """The codes of all `SandboxError`s that the code of workers raises."""
+    found = set()
+    for path in (ROOT / "consumers").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "SandboxError":
+                match node.args[0]:
+                    case ast.Constant(value=str(code)):
+                        found.add(code)
+                    case ast.Name(id=name):
+                        found.add(getattr(base, name, ""))
+    return found - {""}
+
+
+def test_every_fault_of_a_sandbox_has_a_cause_of_its_own() -> None:
+    codes = raised_codes()
+    assert {"not_made", "host_disk_full", "prepare_failed"} <= codes
+    unnamed = [code for code in sorted(codes) if diagnose(failed(f"infra/{code}"))[0].cause is Cause.FAILED]
+    assert unnamed == []
 
 
 rows = st.builds(
@@ -135,6 +161,14 @@ def test_raw_logprobs_matter_only_if_the_distribution_was_changed() -> None:
     hot, plain = Sampling(temperature=0.5), Sampling(temperature=1.0)
     calls = [call(0, mode="raw", sampling=plain), call(1, mode="raw", sampling=hot), call(2, sampling=hot)]
     assert Calls.of(calls, 0, "").raw == 1
+
+
+def test_a_call_that_its_harness_abandoned_is_no_failure_of_the_engine() -> None:
+    left = msgspec.structs.replace(call(0), outcome=CallOutcome.ABANDONED, error=CallError("hung_up", "it left"))
+    failed = msgspec.structs.replace(call(1), outcome=CallOutcome.FAILED, error=CallError("timeout", "60 s"))
+    assert Calls.of([left], 0, "").error is None
+    assert Calls.of([left, failed], 0, "").error == CallError("timeout", "60 s")
+    assert Calls.of([failed, call(2)], 0, "").error is None
 
 
 def test_the_newest_version_of_a_session_counts() -> None:
