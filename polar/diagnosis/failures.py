@@ -88,7 +88,7 @@ ENTRIES = (
     Entry(
         Cause.WORKER_LOST,
         _ended_with("infra/lost"),
-        "Its worker died or lost its connection, in each of its {attempts} attempts; the last time {error}.",
+        "Its worker died or lost its connection, and no attempt is left (`max_attempts` is {attempts}): {error}.",
         "Look why workers die: their logs, the host's memory (`dmesg`), the network to Kafka. Then submit the task again under another "
         "id; `max_attempts` allows more losses.",
     ),

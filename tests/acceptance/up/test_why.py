@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,3 +137,19 @@ def test_an_engine_without_token_ids_is_named_while_the_session_runs_and_afterwa
         assert "no_token_ids" in named(up, "why-no-tokens.0", Cause.MODEL_FAILED).sentence
     finally:
         http_json.send(faults, method="DELETE", timeout_s=10)
+
+
+@pytest.mark.hard
+def test_an_engine_that_hangs_and_a_worker_that_is_killed_are_named(up: Up) -> None:
+    body = {"task_id": "why-killed", "instruction": "x", "agent": SLEEP, "max_attempts": 1}
+    assert up.polar("submit", "-", stdin=json.dumps(body)).returncode == 0
+    named(up, "why-killed.0", Cause.WORKS)
+    (engine,) = up.parts("polar.scripted")
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        assert "default" in named(up, "why-killed.0", Cause.ENGINE_DOWN).sentence
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    (worker,) = up.parts("evaluate")
+    os.kill(worker, signal.SIGKILL)
+    assert "its worker is gone" in named(up, "why-killed.0", Cause.WORKER_LOST).sentence
