@@ -120,7 +120,8 @@ async def test_clocks_that_jump_by_an_hour_cost_nothing(tmp_path: Path, clocks: 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("brokers", [1, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("brokers", [1, 3])
 async def test_a_broker_s_clock_that_jumps_costs_nothing(
     tmp_path: Path, clocks: Clocks, monkeypatch: pytest.MonkeyPatch, brokers: int
 ) -> None:

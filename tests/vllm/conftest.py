@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from examples.vllm_cpu.serve import PYTHON, ROOT, Server, environment, serving
-from topics.environment import cache
+from topics.environment import cache, http_json
 
 SEED = 1
 MAKER = ROOT / "examples" / "tiny_model"
 MAKE_S = 900.0
 """For the quick model: 100 s on two quiet cores."""
+FIRST_CALL_S = 180.0
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -48,10 +49,18 @@ def model_dir() -> Path:
     return tiny_model()
 
 
+def first_call(server: Server) -> None:
+    """The call at which a new server compiles. On busy cores it takes longer than a proxy waits for a server's features."""
+    body = {"model": server.model, "prompt": "a", "max_tokens": 1}
+    answer = http_json.send(f"{server.url}/v1/completions", body, timeout_s=FIRST_CALL_S)
+    assert answer.status == 200, answer.body
+
+
 @pytest.fixture(scope="session")
 def vllm_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A running server; its weights are those of `model_dir`, and a test that changes them changes them back."""
     with serving(model_dir, log=tmp_path_factory.mktemp("vllm") / "server.log") as server:
+        first_call(server)
         yield server
 
 
@@ -61,6 +70,7 @@ def bare_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     log = tmp_path_factory.mktemp("bare") / "server.log"
     flags = ["--enforce-eager", "--dtype", "float32"]
     with serving(model_dir, log=log, flags=flags, settings={"VLLM_SERVER_DEV_MODE": "0"}) as server:
+        first_call(server)
         yield server
 
 

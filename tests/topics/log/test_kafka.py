@@ -40,6 +40,7 @@ def test_a_password_in_the_clear_is_worth_a_warning_unless_it_stays_on_this_host
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(client, "_bootstraps", set())
+    caplog.set_level(logging.WARNING, "aiokafka.conn")  # a command that ran in this process has set another one
     log = logging.getLogger("aiokafka.conn")
     login = Settings(kafka_security_protocol="SASL_PLAINTEXT", kafka_sasl_username="polar", kafka_sasl_password="hush")
     for bootstrap, warned in (("127.0.0.1:1,localhost:2,[::1]:3", 0), ("127.0.0.1:1,broker:2", 1)):

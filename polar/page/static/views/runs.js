@@ -36,7 +36,7 @@ export function runsView() {
     }
     select.value = run;
     const series = overview.series[run];
-    replace(notices, noticesOf(overview.live));
+    replace(notices, [...noticesOf(overview.live), ...(run ? [scopeOf(run)] : [])]);
     replace(top, figures(overview.live, series));
     if (series) replace(charts, runCharts(series));
     else replace(charts, h("p", { class: "quiet" }, run ? `No session of ${run} in the last three hours.` : "No session in the last three hours."));
@@ -67,4 +67,10 @@ export function runsView() {
 
 function noticesOf(live) {
   return live.obstacles.map((text) => h("p", { class: "notice problem" }, text));
+}
+
+/** @param {string} run */
+function scopeOf(run) {
+  const sessions = h("a", { href: href(["sessions"], { q: `run:${run}` }) }, "Its sessions");
+  return h("p", { class: "quiet" }, `The curves are of ${run}, the figures and tables of all runs. `, sessions);
 }
