@@ -28,7 +28,7 @@ class LogFile:
         self._path = path
         self._inode = 0
         self._position = 0
-        self._rest = b""
+        self._begun = b""
         """The begun line at the end, which has no end yet."""
 
     def tail(self, lines: int) -> list[str]:
@@ -37,7 +37,7 @@ class LogFile:
             self._inode = os.fstat(file.fileno()).st_ino
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
-            *whole, self._rest = file.read(TAIL_BYTES).split(b"\n")
+            *whole, self._begun = file.read(TAIL_BYTES).split(b"\n")
             self._position = file.tell()
         return [_text(line) for line in whole[len(whole) - min(lines, len(whole)) :]]
 
@@ -47,9 +47,9 @@ class LogFile:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
                 if found.st_ino != self._inode or found.st_size < self._position:
-                    self._inode, self._position, self._rest = found.st_ino, 0, b""
+                    self._inode, self._position, self._begun = found.st_ino, 0, b""
                 file.seek(self._position)
-                *whole, self._rest = (self._rest + file.read(PORTION)).split(b"\n")
+                *whole, self._begun = (self._begun + file.read(PORTION)).split(b"\n")
                 self._position = file.tell()
         except FileNotFoundError:
             self._inode = 0  # a new file may have the old one's number

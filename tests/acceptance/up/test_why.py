@@ -84,9 +84,9 @@ def test_a_task_s_fault_is_named(up: Up, name: str) -> None:
 @pytest.mark.usefixtures("_planted")
 def test_the_command_says_it_with_the_way_out(up: Up) -> None:
     named(up, "why-harness-exits.0", Cause.HARNESS_FAILED)
-    said = up.polar("why", "why-harness-exits")
-    assert (said.returncode, said.stderr) == (0, "")
-    assert said.stdout.splitlines() == [
+    printed = up.polar("why", "why-harness-exits")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert printed.stdout.splitlines() == [
         "why-harness-exits.0  FAILED",
         "  The harness failed: the harness ended with exit code 3 (artifact agent_log); its output ends with: out of ideas.",
         "  → `polar show why-harness-exits.0` has the agent's log and patch.",

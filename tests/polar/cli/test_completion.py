@@ -13,9 +13,9 @@ pytestmark = pytest.mark.contract
 
 def completed(*words: str) -> list[str]:
     """What bash gets for the last of these words, by the protocol of the installed script."""
-    asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1), "_POLAR_COMPLETE": "complete_bash"}
+    request = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1), "_POLAR_COMPLETE": "complete_bash"}
     program = "from polar.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | request, capture_output=True, text=True)
     assert done.stderr == ""
     return done.stdout.split()
 

@@ -26,12 +26,15 @@ def beat(role: str, *stages: Stage) -> Write:
     return workers.TOPIC, role, Heartbeat(role, role, "host", 1, slots)
 
 
-ALIVE = [*map(beat, ("fanout", "coordinator", "proxy", "builder")), beat("worker", *Stage)]
+def why(settings: Settings, *arguments: str) -> tuple[int, str, str]:
+    """The command while all roles are alive: their heartbeats were sent just before."""
+    write(settings, *map(beat, ("fanout", "coordinator", "proxy", "builder")), beat("worker", *Stage))
+    return polar("why", *arguments)
 
 
-def causes(name: str) -> dict[str, list[str]]:
+def causes(settings: Settings, name: str) -> dict[str, list[str]]:
     """Causes by session."""
-    _, stdout, _ = polar("why", name, "--format", "json")
+    _, stdout, _ = why(settings, name, "--format", "json")
     found: list[dict[str, Any]] = json.loads(stdout)
     return {one["name"]: [cause["cause"] for cause in one["causes"]] for one in found}
 
@@ -42,7 +45,6 @@ def test_each_session_of_a_task_has_its_cause_and_equal_ones_stand_together(sett
     waiting = [SessionState(f"t.{index}", "t", index, Phase.READY, 0) for index in (2, 3)]
     write(
         settings,
-        *ALIVE,
         *rows(
             replace(TASK, num_samples=4),
             row(status=Status.FAILED, error=failed),
@@ -51,24 +53,24 @@ def test_each_session_of_a_task_has_its_cause_and_equal_ones_stand_together(sett
         ),
         (events.TOPIC, "t.1", again),
     )
-    found = causes("t")
+    found = causes(settings, "t")
     assert found == {"t.0": ["harness_failed"], "t.1": ["attempt_failed"], "t.2": ["next"], "t.3": ["next"]}
-    code, stdout, stderr = polar("why", "t")
+    code, stdout, stderr = why(settings, "t")
     assert (code, stderr) == (0, "")
     assert stdout.splitlines()[0] == "t.0  FAILED"
     assert stdout.splitlines()[1] == "  The harness failed: the harness ended with exit code 3."
     assert "t.1  queued\n  It is in attempt 2: the attempt before ended with run infra/lost: gone." in stdout
     assert "t.2, t.3  ready\n" in stdout
     write(settings, (fleet.TOPIC, "state", FleetState(1, draining=True)))
-    assert causes("t.2") == {"t.2": ["draining"]}
+    assert causes(settings, "t.2") == {"t.2": ["draining"]}
 
 
 def test_a_running_session_s_calls_and_a_finished_one_s_trajectory_are_read(settings: Settings) -> None:
     refused = RefusedRequest("t.0", 1, "claim", 0, "POST", "/v2/chat", 404, "not_found", "no such path", requests=3)
     (offset,) = write(settings, (completions.TOPIC, "t.0", Open("t.0", 1, "claim")))
     running = row(Phase.RUNNING, status=None, reward=None, log_offset=offset)
-    write(settings, *ALIVE, *rows(TASK, running), (completions.TOPIC, "t.0", refused))
-    _, stdout, _ = polar("why", "t.0")
+    write(settings, *rows(TASK, running), (completions.TOPIC, "t.0", refused))
+    _, stdout, _ = why(settings, "t.0")
     assert "the proxy refused 3 of its requests, the last one POST /v2/chat: no such path." in stdout
     recording = a_session()
     write(
@@ -77,20 +79,19 @@ def test_a_running_session_s_calls_and_a_finished_one_s_trajectory_are_read(sett
         (trajectories.TOPIC, "t.0", recording.build()),
         *rows(row(log_offset=offset, calls=3, trainable_tokens=9)),
     )
-    (found,) = causes("t.0").values()
+    (found,) = causes(settings, "t.0").values()
     assert "forked" in found
 
 
 def test_nobody_knows_it(settings: Settings) -> None:
-    write(settings, *ALIVE)
-    code, stdout, _ = polar("why", "nobody")
+    code, stdout, _ = why(settings, "nobody")
     assert code == 2
     assert "No coordinator shows this task, and nobody refused it." in stdout
 
 
 def test_a_sample_that_is_none_is_an_error(settings: Settings) -> None:
-    write(settings, *ALIVE, *rows(TASK, row()))
-    code, _, stderr = polar("why", "t.7")
+    write(settings, *rows(TASK, row()))
+    code, _, stderr = why(settings, "t.7")
     assert code == 2
     assert "no such sample; t has 0 to 1" in stderr
 
