@@ -357,7 +357,10 @@ async def _topics(settings: Settings) -> Finding:
 
 async def _clock(settings: Settings) -> Finding:
     """This host's clock, compared with that of the broker, which stamps heartbeats."""
-    ahead_s = await clock_ahead_s(settings)
+    try:
+        ahead_s = await clock_ahead_s(settings)
+    except NotReadyError as error:
+        return Finding("clock", State.LATER, f"can't be compared with Kafka's: {error}")
     if ahead_s is None:
         return Finding("clock", State.LATER, "no process sends heartbeats, so it can't be compared with Kafka's")
     if abs(ahead_s) < CLOCK_S:
