@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -24,6 +24,7 @@ from topics.environment.settings import Settings
 from topics.events import TaskSubmitted
 from topics.log import admin, kafka, membership
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
+from topics.log.lag import Lag
 from topics.log.producer import LogProducer, RecordTooLargeError, UnacknowledgedError, dead_letter
 from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Plan
@@ -66,6 +67,7 @@ async def run_fanout(settings: Settings, stop: asyncio.Event, metrics: Metrics |
 async def _submit_batches(fanout: Fanout, stop: asyncio.Event, consumer: kafka.Consumer) -> None:
     while not stop.is_set():
         batch = await consumer.getmany(timeout_ms=POLL_MS, max_records=BATCH)
+        fanout.reads(consumer.assignment(), {partition: records[0].offset for partition, records in batch.items()})
         submitting = fanout.submit_all([record for records in batch.values() for record in records])
         if submitting not in await first_done(submitting, stop):
             return
@@ -73,6 +75,7 @@ async def _submit_batches(fanout: Fanout, stop: asyncio.Event, consumer: kafka.C
             ends = {partition: records[-1].offset + 1 for partition, records in batch.items()}
             async with asyncio.timeout(COMMIT_S):
                 await consumer.commit(ends)
+            fanout.reads(consumer.assignment(), ends)
 
 
 class Fanout:
@@ -85,6 +88,8 @@ class Fanout:
         self._outputs: set[str] = set()
         self._results: Counter[str] = Counter()
         """Records by result."""
+        self._next: dict[kafka.TopicPartition, int] = {}
+        """The offset after the last submitted record, of partitions that had records since they were assigned."""
         self._unwritten: dict[str, OSError] = {}
         """Why tasks that wait couldn't be stored, by their place on the log."""
 
@@ -99,7 +104,12 @@ class Fanout:
 
     def register(self, metrics: Metrics, heart: HeartbeatSender) -> None:
         metrics.heart(GROUP, heart)
+        metrics.lag(GROUP, Lag(self._settings, lambda: self._next))
         metrics.counter("polar_tasks", "Task requests read, by result", ("became",), lambda: self._results)
+
+    def reads(self, assigned: Collection[kafka.TopicPartition], offsets: Mapping[kafka.TopicPartition, int]) -> None:
+        """Take note of the assigned partitions and of the offsets that are read next."""
+        self._next = {source: at for source, at in (self._next | dict(offsets)).items() if source in assigned}
 
     async def submit_all(self, records: Sequence[kafka.Record]) -> None:
         """Submit records concurrently."""

@@ -7,6 +7,7 @@ stages, outcomes, reasons, and the operator's pool names. No task, session, user
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,7 +18,10 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from topics.log.heartbeat import HeartbeatSender
+    from topics.log.lag import Lag
 
+LAG_S = 3.0
+"""For Kafka's answers about lags. Prometheus waits 10 s for an answer by default."""
 REASONS = 50
 """Reasons of `polar_skipped` that have a label of their own: record types unknown here are named by whoever writes the log."""
 
@@ -49,6 +53,9 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
         self._hearts: dict[str, HeartbeatSender] = {}
+        self._lags: dict[str, Lag] = {}
+        self._measured: dict[str, float] = {}
+        """The newest lags by role; without those that Kafka didn't tell."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -57,6 +64,9 @@ class Metrics(Collector):
             "1 while the role's heartbeats reach Kafka",
             ("role",),
             lambda: {role: float(heart.connected) for role, heart in self._hearts.items()},
+        )
+        self.gauge(
+            "polar_lag", "Records that the role has yet to read from its partitions", ("role",), lambda: self._measured
         )
 
     def gauge(self, name: str, description: str, labels: Sequence[str], read: Callable[[], Values]) -> None:
@@ -81,6 +91,10 @@ class Metrics(Collector):
         """Register a role, which is ready while its heart is connected."""
         self._hearts[role] = heart
 
+    def lag(self, role: str, lag: Lag) -> None:
+        """Register a role that reads partitions of its own."""
+        self._lags[role] = lag
+
     def unready_reason(self) -> str | None:
         """Why this process isn't ready; None if it is."""
         silent = [role for role, heart in self._hearts.items() if not heart.connected]
@@ -89,8 +103,22 @@ class Metrics(Collector):
         return None if self._hearts else "it is starting"
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """All metrics in Prometheus' text format, with the lags of the last `scrape`."""
         return generate_latest(self._registry)
+
+    async def scrape(self) -> bytes:
+        """All metrics in Prometheus' text format. A lag that Kafka doesn't tell within 3 s is left out."""
+        measuring = {role: asyncio.ensure_future(lag.measure()) for role, lag in self._lags.items()}
+        try:
+            if measuring:
+                await asyncio.wait(measuring.values(), timeout=LAG_S)
+            told = {role: task for role, task in measuring.items() if task.done() and task.exception() is None}
+            self._measured = {role: task.result() for role, task in told.items()}
+        finally:
+            for task in measuring.values():
+                task.cancel()
+            await asyncio.gather(*measuring.values(), return_exceptions=True)
+        return self.text()
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         for name, family in self._families.items():

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 import structlog
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from consumers.metrics import Metrics
 from topics.types.errors import NotReadyError
 
 CONNECTIONS = 32
@@ -27,12 +27,25 @@ STOP_S = 0.1
 log = structlog.get_logger(__name__)
 
 
+class Figures(Protocol):
+    """What the port tells."""
+
+    async def scrape(self) -> bytes:
+        """Prometheus' text format."""
+
+    def unready_reason(self) -> str | None:
+        """None if the process is ready."""
+
+
 @asynccontextmanager
-async def serve_metrics(metrics: Metrics, host: str, port: int) -> AsyncIterator[None]:
-    """Answer requests inside this context; port 0 is any free port. Raises NotReadyError if the port can't be opened."""
+async def serve_metrics(metrics: Figures, host: str, port: int) -> AsyncIterator[str]:
+    """Answer requests inside this context, which gets the URL of the metrics; port 0 is any free port.
+
+    Raises NotReadyError if the port can't be opened.
+    """
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        response = _answer(metrics, request)
+        response = await _answer(metrics, request)
         response.force_close()
         return response
 
@@ -44,9 +57,10 @@ async def serve_metrics(metrics: Metrics, host: str, port: int) -> AsyncIterator
             f"metrics can't be served on {host}:{port}: {error}; choose another --metrics-port"
         ) from None
     bound = listener.sockets[0].getsockname()[1]
-    log.info("metrics are served", action="metrics.served", url=f"http://{host}:{bound}/metrics")
+    url = f"http://{host}:{bound}/metrics"
+    log.info("metrics are served", action="metrics.served", url=url)
     try:
-        yield
+        yield url
     finally:
         listener.close()
         await server.shutdown(STOP_S)
@@ -63,12 +77,12 @@ class _LimitedServer(web.Server):
             asyncio.get_running_loop().call_later(REQUEST_S, transport.abort)
 
 
-def _answer(metrics: Metrics, request: web.BaseRequest) -> web.Response:
+async def _answer(metrics: Figures, request: web.BaseRequest) -> web.Response:
     match request.path:
         case _ if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, text="GET or HEAD\n")
         case "/metrics":
-            return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+            return web.Response(body=await metrics.scrape(), headers={"Content-Type": CONTENT_TYPE_LATEST})
         case "/healthz":
             return web.Response(text="ok\n")
         case "/readyz":

@@ -33,6 +33,7 @@ from topics.contract.topic import MIB
 from topics.environment.settings import Settings
 from topics.log import kafka
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
+from topics.log.lag import Lag
 from topics.log.last_read import LastRead
 from topics.types.errors import NotReadyError
 from topics.waiting.first_done import first_done
@@ -62,6 +63,7 @@ class Metrics(Protocol):
     """The metrics that the writer registers (`consumers.metrics`, which this package must not import)."""
 
     def heart(self, role: str, heart: HeartbeatSender) -> None: ...
+    def lag(self, role: str, lag: Lag) -> None: ...
     def skipped(self, role: str, read: Callable[[], Mapping[str, int]]) -> None: ...
     def counter(
         self, name: str, description: str, labels: Sequence[str], read: Callable[[], float | Mapping[str, float]]
@@ -161,6 +163,8 @@ class Writer:
         self._reader: LogReader | None = None
         self._base: dict[Partition, int | None] = {}
         """The offsets that we expect in the newest manifest."""
+        self._written_to: dict[kafka.TopicPartition, int] = {}
+        """The offset after what the lake has of each partition."""
         self._buffer = Buffer()
         self._heartbeats = HeartbeatSample()
         self._flushed_at = time.monotonic()
@@ -175,6 +179,7 @@ class Writer:
 
     def register_metrics(self, metrics: Metrics, heart: HeartbeatSender) -> None:
         metrics.heart(ROLE, heart)
+        metrics.lag(ROLE, Lag(self._settings, lambda: self._written_to))
         metrics.skipped(ROLE, lambda: self.skipped)
         metrics.counter("polar_lake_rows", "Rows written to the lake", (), lambda: self._rows)
         verified = "Tokens that `polar verify` scored again"
@@ -234,11 +239,13 @@ class Writer:
             raise
         self._base = {reader.name(each): newest.offset(reader.name(each)) for each in self._partitions}
         self._reader = reader
+        self._written_to = await reader.positions()
         return reader
 
     async def _drop(self) -> None:
         """Drop rows that weren't committed; they are on the log."""
         self._buffer, self._heartbeats, self._partitions = Buffer(), HeartbeatSample(), frozenset()
+        self._written_to = {}
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.stop()
@@ -281,6 +288,7 @@ class Writer:
                 self._drifted[row["engine"]] += row["over"]
             self._buffer, self._base = Buffer(), dict(offsets)
             self._retries.succeeded()
+            self._written_to = positions
             await self._membership.commit(positions)
         self._flushed_at = time.monotonic()
 

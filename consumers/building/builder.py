@@ -66,7 +66,7 @@ async def run_builder(settings: Settings, stop: asyncio.Event, metrics: Metrics 
             lambda p, fenced: PartitionBuilder(settings, p, fenced, producer, counters).run(),
             writes=(completions.TOPIC, trajectories.TOPIC, trajectories.EVAL, events.TOPIC, webhooks.TOPIC),
         )
-        counters.register(metrics or Metrics(), heart, lambda: len(owner.partitions))
+        counters.register(metrics or Metrics(), heart, settings, lambda: len(owner.partitions))
         await owner.run(stop)
     finally:
         heart.stop()
@@ -117,11 +117,13 @@ class PartitionBuilder:
                 if fetch.done():
                     for record in fetch.result().get(self._source, ()):
                         await self._take(record)
+                    self._counters.read_to[self._source] = await consumer.position(self._source)
                     fetch = None
                 await self._emit()
         finally:
             if fetch is not None:
                 fetch.cancel()
+            self._counters.read_to.pop(self._source, None)
             self._builds.cancel()
             await kafka.stop(consumer, STOP_DEADLINE_S)
 

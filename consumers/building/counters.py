@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from consumers.metrics import Metrics
+from topics.environment.settings import Settings
 from topics.events import TrajectoryEmitted
+from topics.log import kafka
 from topics.log.heartbeat import HeartbeatSender
+from topics.log.lag import Lag
 
 ROLE = "builder"
 
@@ -28,6 +31,8 @@ class BuilderCounters:
     """Time of those builds, reading calls back included."""
     ignored: Counter[str] = field(default_factory=Counter)
     """Records passed over, by reason."""
+    read_to: dict[kafka.TopicPartition, int] = field(default_factory=dict)
+    """The next offset of each owned partition that is read."""
 
     def committed(self, emitted: Sequence[TrajectoryEmitted], groups: int) -> None:
         """Count what a committed transaction holds."""
@@ -38,9 +43,12 @@ class BuilderCounters:
             if fact.error is not None and fact.error.stage == "build":
                 self.failed[fact.error.code] += 1
 
-    def register(self, metrics: Metrics, heart: HeartbeatSender, partitions: Callable[[], int]) -> None:
+    def register(
+        self, metrics: Metrics, heart: HeartbeatSender, settings: Settings, partitions: Callable[[], int]
+    ) -> None:
         """Make these figures part of `metrics`."""
         metrics.heart(ROLE, heart)
+        metrics.lag(ROLE, Lag(settings, lambda: self.read_to))
         metrics.gauge("polar_partitions_owned", "Partitions owned", ("role",), lambda: {ROLE: partitions()})
         metrics.counter("polar_trajectories", "Trajectories written", ("status",), lambda: self.emitted)
         metrics.counter("polar_groups", "Finished groups written", (), lambda: self.groups)

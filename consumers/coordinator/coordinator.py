@@ -26,6 +26,7 @@ from topics.fleet import FleetRecord, FleetView
 from topics.log import kafka
 from topics.log.follow import Follower, Since
 from topics.log.heartbeat import HeartbeatSender, new_worker_id
+from topics.log.lag import Lag
 from topics.log.owner import FencedProducer, PartitionOwner
 from topics.log.producer import LogProducer, UnacknowledgedError
 from topics.types.errors import NotReadyError
@@ -110,6 +111,7 @@ class Coordinator:
         by_priority, by_stage = ("pool", "stage", "priority"), ("pool", "stage")
         partitions = self._partitions
         metrics.heart(ROLE, self._heart)
+        metrics.lag(ROLE, Lag(self._settings, self._read_to))
         metrics.gauge(
             "polar_backlog", "Sessions that wait for a slot", by_priority, lambda: self._demand(lambda b: b.sessions)
         )
@@ -146,6 +148,10 @@ class Coordinator:
     def _phases(self) -> dict[str, float]:
         phases: Counter[Phase] = sum((partition.table.phases for partition in self._recovered()), Counter())
         return {phase.value: phases[phase] for phase in Phase}
+
+    def _read_to(self) -> dict[kafka.TopicPartition, int]:
+        partitions = self._partitions.values()
+        return {each.source: each.read_to for each in partitions if each.read_to is not None}
 
     def _recovered(self) -> list[PartitionCoordinator]:
         return [partition for partition in self._partitions.values() if partition.demand.is_open]

@@ -108,6 +108,9 @@ class PartitionCoordinator:
         self._written_clock = 0
         self._written_position = 0
         self._caught_up = False
+        self.source = kafka.TopicPartition(events.TOPIC.full_name(settings.namespace), partition)
+        self.read_to: int | None = None
+        """The next offset of `source` that is read; None before the first read."""
         self._leases_checked_at = -1
         """Clock of the leases, which advances with each probe."""
         self._repeated_at = -REPEAT_S
@@ -119,7 +122,7 @@ class PartitionCoordinator:
 
     async def run(self) -> None:
         await self._recover()
-        source = kafka.TopicPartition(events.TOPIC.full_name(self._settings.namespace), self._partition)
+        source = self.source
         # Leases and deadlines make up for facts that have left the log, and facts that are read again change nothing (protocol 6).
         self._position = await position_within_log(self._settings, source, self._position)
         consumer = kafka.consumer(self._settings, auto_offset_reset="none")
@@ -139,7 +142,8 @@ class PartitionCoordinator:
                 if fetch.done():
                     records = fetch.result()
                     end = consumer.highwater(source)
-                    self._caught_up = end is not None and await consumer.position(source) >= end
+                    self.read_to = await consumer.position(source)
+                    self._caught_up = end is not None and self.read_to >= end
                     fetch = None
                 await self._step(records)
         finally:

@@ -56,6 +56,15 @@ def up(
             min=0, max=65535, help="Port of the live page, on 127.0.0.1; 0 takes that of the last time, or a free one."
         ),
     ] = 0,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Serve the metrics of all parts to Prometheus on this port of 127.0.0.1; 0 takes a free one.",
+            show_default=False,
+        ),
+    ] = None,
     trust_tasks: TrustTasks = False,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C.
@@ -99,7 +108,13 @@ def up(
         found = trusting(settings.load(data), trust_tasks)
         found = trusting(found, not asyncio.run(_has_cells()))
         options = Options(
-            engine=upstream, mode=mode, capture=captured, scripts=scripts or [], port=port, page_port=page_port
+            engine=upstream,
+            mode=mode,
+            capture=captured,
+            scripts=scripts or [],
+            port=port,
+            page_port=page_port,
+            metrics_port=metrics_port,
         )
         process.serve(lambda stop: _run(found, options, lock_file, ready_file, stop))
     finally:
@@ -166,6 +181,7 @@ def _print_addresses(system: System, data: Path) -> None:
         "proxy": system.addresses["POLAR_PROXY_URL"],
         "control": f"{system.addresses['POLAR_CONTROL_URL']}/readyz",
         "page": with_token(system.addresses["POLAR_PAGE_URL"], system.settings()),
+        **({} if system.metrics_url is None else {"metrics": system.metrics_url}),
         "engine": f"{scripted}{system.engine.url} ({system.engine.model})",
         "logs": str(data / "logs"),
         "settings": str(data / ENV_FILE),

@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,8 @@ class Options:
     """The proxy's port; 0: any free port."""
     page_port: int = 0
     """The page's port; 0: that of the last time, or any free port."""
+    metrics_port: int | None = None
+    """The port of all parts' metrics; 0: any free port; None: no part tells metrics but the proxy."""
 
 
 class System:
@@ -82,6 +84,8 @@ class System:
         """The variables of DIR/polar.env that are known so far."""
         self.engine = options.engine
         """The engine in use; set by `start` if the options name none."""
+        self.metrics_url: str | None = None
+        """Where Prometheus finds the metrics of all parts; None: nowhere."""
         self._user_settings = settings
         self._data = settings.data.absolute()
         self._options = options
@@ -95,6 +99,10 @@ class System:
         self._keepers: list[asyncio.Task[None]] = []
         self._held: list[socket.socket] = []
         """Bound, so that their ports stay with us: those of children that listen, and the page's listener."""
+        self._control_token = secrets.token_urlsafe(32)
+        self._metrics_urls: dict[str, str] = {}
+        """Where the parts tell their metrics, by their names."""
+        self._doors = AsyncExitStack()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -113,6 +121,7 @@ class System:
     async def stop(self) -> None:
         """Stop the stage workers first, since they hand back sessions to the others, and Kafka last. Takes 24 s at most."""
         (self._data / ENV_FILE).unlink(missing_ok=True)
+        await self._doors.aclose()
         stages = [child for child in self._children if child.name == "stages"]
         others = [child for child in self._children if child.name != "stages"]
         await asyncio.gather(*(child.stop(STAGES_STOP_S) for child in stages))
@@ -128,7 +137,7 @@ class System:
         keys.ensure_keys_file(self._user_settings.keys_path)
         webhook_signing.ensure_secret_file(self._user_settings.webhook_secret_path)
         token = self._data / "control.token"
-        private_files.replace(token, secrets.token_urlsafe(32))
+        private_files.replace(token, self._control_token)
         self.addresses |= {
             "POLAR_DATA": str(self._data),
             "POLAR_NAMESPACE": self._user_settings.namespace,
@@ -143,9 +152,9 @@ class System:
         upstream, _ = await asyncio.gather(self._start_engine(), self._start_kafka())
         self.engine = upstream
         self._launch_proxy(upstream)
-        self._launch("deciding", ["polar.cli", "worker", *DECIDING])
-        self._launch("lake", ["polar.cli", "worker", *LAKE])
-        self._launch("stages", ["polar.cli", "worker", *STAGES])
+        self._launch_worker("deciding", DECIDING)
+        self._launch_worker("lake", LAKE)
+        self._launch_worker("stages", STAGES)
         ready_url = self.addresses["POLAR_CONTROL_URL"] + "/readyz"
         await asyncio.gather(
             readiness.http(ready_url, "the proxy", deadline_s=START_S),
@@ -153,6 +162,14 @@ class System:
         )
         for child in self._children:
             child.has_answered = True
+        if self._options.metrics_port is not None:
+            # Imported only here: aiohttp takes some 15 MB.
+            from consumers.metrics_http import serve_metrics
+            from polar.embedded.parts_metrics import PartsMetrics
+
+            merged = PartsMetrics(self._metrics_urls, self._control_token)
+            serving = serve_metrics(merged, "127.0.0.1", self._options.metrics_port)
+            self.metrics_url = await self._doors.enter_async_context(serving)
 
     async def _start_kafka(self) -> None:
         if self._user_settings.kafka is None:
@@ -205,8 +222,17 @@ class System:
             arguments += ["--engine-key-file", str(upstream.api_key.file)]
         self._launch("proxy", arguments)
         self.addresses |= {"POLAR_PROXY_URL": _loopback(port), "POLAR_CONTROL_URL": _loopback(control_port)}
+        self._metrics_urls["proxy"] = f"{_loopback(control_port)}/metrics"
         self._listen_for_page()
         write_env_file(self._data / ENV_FILE, self.addresses)
+
+    def _launch_worker(self, name: str, roles: Sequence[str]) -> None:
+        arguments = ["polar.cli", "worker", *roles]
+        if self._options.metrics_port is not None:
+            port = self._reserved(0)
+            arguments += ["--metrics-port", str(port)]
+            self._metrics_urls[name] = f"{_loopback(port)}/metrics"
+        self._launch(name, arguments)
 
     def _reserved(self, port: int) -> int:
         """The port; or if it is 0, a free one, which no other program gets as long as we hold it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +18,8 @@ from topics import stages
 from topics.environment.settings import Settings
 from topics.events import RunFinished
 from topics.log.heartbeat import HeartbeatSender
+from topics.log.kafka import TopicPartition
+from topics.log.lag import Lag
 from topics.types.errors import NotReadyError
 from topics.types.session import Stage
 
@@ -148,3 +151,14 @@ async def test_a_workers_metrics_are_what_happened(settings: Settings, coordinat
         await coordinator.revoke(claimed.claim_id, "held.0")
         await eventually(lambda: samples_of(metrics)["polar_worker_slots_free", *run] == 2, PATIENCE_S)
         assert samples_of(metrics)["polar_claims_ended_total", "revoked", "run"] == 1
+
+
+async def test_a_lag_that_kafka_does_not_tell_is_left_out(tmp_path: Path) -> None:
+    away = Settings(kafka=f"{HOST}:{free_port()}", data=tmp_path)
+    metrics = Metrics()
+    metrics.lag("idle", Lag(away, dict))
+    metrics.lag("behind", Lag(away, lambda: {TopicPartition("polar.tasks", 0): 3}))
+    await metrics.scrape()
+    assert {key: value for key, value in samples_of(metrics).items() if key[0] == "polar_lag"} == {
+        ("polar_lag", "idle"): 0
+    }

