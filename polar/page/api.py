@@ -13,6 +13,7 @@ from aiohttp import web
 
 from analytics.queries.cookbook import questions
 from polar.client import Client
+from polar.diagnosis.table import Finding
 from polar.fleet.fleet import Fleet
 from polar.page import groups
 from polar.page.answers import (
@@ -116,6 +117,8 @@ class Api:
                 Query("start", "integer", "Position of the first token."),
                 limit,
             )),
+            Route("GET", "/api/sessions/{session_id}/why", "What it waits for, or why it ended so, as `polar why` says it",
+                  self._why, list[Finding]),
             Route("GET", "/api/sessions/{session_id}/artifacts/{name}", "An artifact as text", self._artifact, Artifact,
                   (Query("limit", "integer", "Most bytes."),)),
             Route("GET", "/api/tasks/{task_id}", "The samples of a task side by side", self._task, Group),
@@ -188,6 +191,9 @@ class Api:
         start = _integer(request, "start", 0, least=0, most=10**9)
         limit = _integer(request, "limit", 2000, least=1, most=TOKENS)
         return json_answer(await self._stories.tokens(request.match_info["session_id"], trace, start, limit))
+
+    async def _why(self, request: web.Request) -> web.Response:
+        return json_answer(await self._stories.why(request.match_info["session_id"]))
 
     async def _artifact(self, request: web.Request) -> web.Response:
         limit = _integer(request, "limit", 1_000_000, least=1, most=ARTIFACT_BYTES)

@@ -15,6 +15,8 @@ import numpy as np
 
 from analytics import health
 from analytics.live.session_rows import SessionRow, SessionRows, StageTime
+from polar.diagnosis import reader as diagnosis
+from polar.diagnosis.table import Finding, diagnose
 from polar.page.answers import Artifact, FlaggedCalls, Session, Token, Tokens
 from polar.page.following import Looking
 from polar.page.token_texts import TokenTexts
@@ -25,7 +27,7 @@ from polar.show.story import Story
 from proxy.control.api import ControlError
 from topics.environment import blob_store
 from topics.environment.settings import Settings
-from topics.types.session import Phase, task_id_of
+from topics.types.session import Phase
 from topics.types.tokens import unpack_ids, unpack_logprobs
 from topics.types.trajectory import Trace, Trajectory, path
 
@@ -87,19 +89,21 @@ class Stories:
             raise ControlError(404, "gone", f"this blob store doesn't have {name}: {error}", field="name") from None
         return Artifact(name, content[:limit].decode(errors="replace"), len(content), len(content) > limit)
 
-    async def _story(self, session_id: str) -> tuple[Rows, Story]:
-        task_id, _, index = session_id.rpartition(".")
-        if not task_id or not index.isdecimal():
-            raise ControlError(
-                404, "unknown", f"no session is called {session_id[:200]!r}: expected <task id>.<sample index>"
-            )
+    async def why(self, session_id: str) -> list[Finding]:
+        """What it waits for, or why it ended so. Raises ControlError (404)."""
+        task_id, sample = _parsed(session_id)
         async with self._reading:
-            rows = await read_rows(self._settings, task_id_of(session_id))
-            sample = int(index)
+            [facts] = await diagnosis.read(self._settings, task_id, sample)
+        if facts.session is None and facts.system.kafka is None:
+            raise _unknown(session_id)
+        return diagnose(facts)
+
+    async def _story(self, session_id: str) -> tuple[Rows, Story]:
+        task_id, sample = _parsed(session_id)
+        async with self._reading:
+            rows = await read_rows(self._settings, task_id)
             if rows.task is None or sample not in rows.sessions:
-                raise ControlError(
-                    404, "unknown", f"no coordinator knows a session {session_id}; older ones are in the lake"
-                )
+                raise _unknown(session_id)
             written_at = rows.written_at[sample]
             known = self._kept.pop(session_id, None)
             if known is None or known[0] != written_at or known[2].trajectory is None:
@@ -176,6 +180,20 @@ def _versions(trajectory: Trajectory, call: int | None, start: int, count: int) 
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(np.float32(value))
+
+
+def _parsed(session_id: str) -> tuple[str, int]:
+    """Task id and sample index. Raises ControlError (404)."""
+    task_id, _, index = session_id.rpartition(".")
+    if not task_id or not index.isdecimal():
+        raise ControlError(
+            404, "unknown", f"no session is called {session_id[:200]!r}: expected <task id>.<sample index>"
+        )
+    return task_id, int(index)
+
+
+def _unknown(session_id: str) -> ControlError:
+    return ControlError(404, "unknown", f"no coordinator knows a session {session_id}; older ones are in the lake")
 
 
 def _row(rows: Rows, story: Story) -> SessionRow:

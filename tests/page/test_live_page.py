@@ -286,6 +286,19 @@ def test_a_session_shows_its_calls_and_each_has_a_link(tab: Tab, system: Served)
     assert "file 39" in tab.text(".role-tool .text")
 
 
+def test_a_session_that_did_not_complete_says_why_and_what_to_do(tab: Tab, system: Served) -> None:
+    rows = system.get("sessions", limit=10_000)["sessions"]
+    name = next(row["session_id"] for row in rows if row["status"] == "FAILED")
+    tab.open(f"sessions/{name}")
+    complete(tab, "session")
+    found = system.get(f"sessions/{name}/why")
+    tab.page.locator(".why .notice").first.wait_for()
+    shown = tab.page.locator(".why").inner_text()
+    for finding in found:
+        assert finding["sentence"] in shown
+        assert finding["way_out"] in shown
+
+
 def test_text_of_models_and_tools_stays_text(tab: Tab) -> None:
     tab.open(f"sessions/{GROUP}.1")
     complete(tab, "session")

@@ -163,6 +163,9 @@ async def _a_session(page: aiohttp.ClientSession) -> None:
         await get(page, f"{name}/artifacts/patch", params={"limit": "20"}),
     )
     assert (patch["text"], patch["cut"]) == ("--- a/clock.py\n+++ b", True)
+    [flagged] = validated("/api/sessions/{session_id}/why", await get(page, "/api/sessions/flags.1/why"))
+    assert flagged["cause"] == "answer_cut"
+    assert await status(page, "GET", "/api/sessions/nobody.0/why") == (404, "unknown")
     assert await status(page, "GET", f"{name}/artifacts/none") == (404, "unknown")
     assert await status(page, "GET", f"{name}/tokens", params={"trace": "9"}) == (404, "unknown")
     assert await status(page, "GET", "/api/sessions/nobody.0") == (404, "unknown")

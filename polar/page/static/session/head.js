@@ -44,6 +44,7 @@ export function sessionHead(story) {
     ),
     h("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
     errors(document),
+    h("div", { class: "why" }, reasons(story.why)),
     flags(document),
     (document.notes ?? []).map((note) => h("p", { class: "notice" }, note)),
   );
@@ -58,6 +59,14 @@ function errors(document) {
     warnings.map((text) => h("p", { class: "notice" }, text)),
     last && h("p", { class: "notice" }, `The proxy refused ${counted(refused.reduce((sum, one) => sum + one.requests, 0), "request")}; the last: ${last.method} ${last.path} got ${last.status}, ${last.message}`),
   ];
+}
+
+/**
+ * What a session waits for, or why it ended so, with the ways out.
+ * @param {{sentence: string, way_out: string}[]} findings
+ */
+export function reasons(findings) {
+  return findings.map((one) => h("div", { class: "notice" }, h("p", null, one.sentence), h("p", { class: "quiet" }, `→ ${one.way_out}`)));
 }
 
 function flags(document) {

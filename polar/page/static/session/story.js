@@ -11,6 +11,8 @@ export class Story {
   /** @param {any} document */
   constructor(document) {
     this.document = document;
+    /** Causes that it waits or ended so, from `GET /api/sessions/ID/why`, once they are here. @type {{sentence: string, way_out: string}[]} */
+    this.why = [];
     this.calls = document.calls;
     this.messages = document.messages;
     this.saidBy = new Map();

@@ -6,7 +6,7 @@ import { problem } from "../loading.js";
 import { here, href, go } from "../router.js";
 import { session as rowOf, subscribe } from "../store.js";
 import { callTree } from "../session/call_tree.js";
-import { sessionHead } from "../session/head.js";
+import { reasons, sessionHead } from "../session/head.js";
 import { drawPart, PARTS } from "../session/parts.js";
 import { Story } from "../session/story.js";
 
@@ -31,10 +31,22 @@ export function sessionView(address) {
       const isFirst = story === null;
       story = new Story(document);
       draw(isFirst);
+      if (document.row.status !== "COMPLETED") void explain(story);
     } catch (error) {
       if (error.name !== "AbortError" && story === null) replace(place, problem(error), error.code === "unknown" && inTheLake(id));
     }
     isLoading = false;
+  }
+
+  /** Takes a second or so longer than the session itself. */
+  async function explain(shown) {
+    try {
+      shown.why = await get(path("sessions", id, "why"), {}, stop.signal);
+    } catch {
+      return; // the session is shown without
+    }
+    const there = place.querySelector(".why");
+    if (shown === story && there) replace(there, reasons(shown.why));
   }
 
   function draw(isMoved) {
