@@ -153,7 +153,7 @@ async def test_who_submits_is_told_which_tasks_are_refused_and_the_others_go_on(
     good, bad, slow = task("good", 1), task("bad", 1), task("slow", 1)
     client = Client(settings)
     async with client.table({"good", "bad", "slow"}) as table:
-        submitting = asyncio.create_task(client.submit([good, bad, slow], table, answer_s=2.0))
+        submitting = asyncio.create_task(client.submit([good, bad, slow], table, answer_s=5.0))
         await coordinator.show(good)
         await coordinator.refuse(bad)
         with pytest.raises(TaskRefusedError) as refused:

@@ -158,7 +158,8 @@ async def test_weights_processes_and_dead_letters_are_in_the_lake_once_a_restart
                 rows[:] = reader.ask(asked).rows()
             return len(rows) == count
 
-        await eventually(is_there, DEADLINE_S, every_s=0.2)
+        # In a thread: the writer runs on this loop.
+        await eventually(lambda: asyncio.to_thread(is_there), DEADLINE_S, every_s=0.2)
         return rows
 
     try:
