@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,15 @@ GRACE_S = 600.0
 DRAFT_S = 3600.0
 """An older draft was left by a killed process: writing one takes milliseconds."""
 
+LOCK = "compaction.lock"
+"""File of the lake's folder, locked by the process that replaces files."""
+
 log = structlog.get_logger()
 
 
 def tidy(lake: Lake, writing: Writing, halt: threading.Event, grace_s: float = GRACE_S) -> None:
     """Remove unneeded files, then merge small ones, unless another process does it. Ends soon after `halt`. Raises OSError."""
-    with locks.alone(lake.folder / "compaction.lock") as is_alone:
+    with locks.alone(lake.folder / LOCK) as is_alone:
         if not is_alone:
             return
         prune(lake, grace_s)
@@ -76,7 +79,7 @@ def merge(lake: Lake, writing: Writing, table: str, chosen: Sequence[File], halt
     path = lake.folder / table / writing.new_name()
     is_part = False
     try:
-        if _write(path, [lake.path(table, file) for file in chosen], TABLES[table].arrow, halt):
+        if write_merged(path, [lake.path(table, file) for file in chosen], TABLES[table].arrow, halt):
             file = File(path.name, sum(file.rows for file in chosen), path.stat().st_size)
             sync(path.parent)
             is_part = _replace(lake, table, chosen, file)
@@ -99,15 +102,25 @@ def _replace(lake: Lake, table: str, chosen: Sequence[File], file: File) -> bool
             return True
 
 
-def _write(path: Path, sources: Sequence[Path], schema: Any, halt: threading.Event) -> bool:
-    """Write the rows of all sources, synced, including columns of newer writers. False if halted."""
+def write_merged(
+    path: Path,
+    sources: Sequence[Path],
+    schema: Any,
+    halt: threading.Event | None = None,
+    keep: Callable[[Any], Any] | None = None,
+) -> bool:
+    """Write the rows of all sources, synced, including columns of newer writers. False if halted. `keep`: from a pyarrow Table to the rows
+    of it to write; None: all.
+    """
     schema = pa.unify_schemas([schema, *(pq.read_schema(source) for source in sources)])
     with path.open("xb") as out:
         with pq.ParquetWriter(out, schema, **files.options(schema)) as writer:
             for group in _groups(sources):
-                if halt.is_set():
+                if halt is not None and halt.is_set():
                     return False
                 whole = pa.concat_tables([schema.empty_table(), *group], promote_options="default")
+                if keep is not None:
+                    whole = keep(whole)
                 writer.write_table(whole, row_group_size=len(whole))
         out.flush()
         os.fsync(out.fileno())

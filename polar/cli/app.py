@@ -32,6 +32,7 @@ PLACES = {
     "proxy": "proxy:proxy",
     "rest": "rest:rest",
     "page": "page:page",
+    "lake": "lake:app",
     "export": "export:app",
     "keys": "keys:app",
     "tasks": "tasks:app",

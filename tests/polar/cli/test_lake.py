@@ -1,0 +1,48 @@
+"""`polar lake prune` on a lake without a running system."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from analytics.lake.manifest import Lake
+from polar.cli.app import app
+from tests.analytics.known_run import known_run
+from tests.analytics.story import write
+from topics.environment.settings import Settings
+
+
+def prune(data: Path, *options: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["lake", "prune", *options, "--data", str(data)])
+    return done.exit_code, done.output
+
+
+def test_old_tasks_are_removed_and_a_trial_says_which(tmp_path: Path) -> None:
+    lake = write(Settings(data=tmp_path).lake_folder, known_run())
+    rows = {table: sum(file.rows for file in files) for table, files in lake.newest().files.items()}
+    code, trial = prune(tmp_path, "--older-than", "14", "--dry-run", "--format", "json")
+    assert code == 0
+    assert {table: each["rows"] for table, each in json.loads(trial).items()} == {
+        table: count for table, count in rows.items() if table != "publications"
+    }
+    assert "would be removed" in prune(tmp_path, "--older-than", "14", "--dry-run")[1]
+    assert "rows removed" in prune(tmp_path, "--older-than", "14")[1]
+    assert "nothing in" in prune(tmp_path, "--older-than", "14")[1]
+
+
+@pytest.mark.parametrize("days", ["13.9", "-1", "nan"])
+def test_what_may_still_run_is_not_removed(tmp_path: Path, days: str) -> None:
+    lake = write(Settings(data=tmp_path).lake_folder, known_run())
+    code, said = prune(tmp_path, "--older-than", days)
+    assert code == 2
+    assert "at least 14 days" in said
+    assert Lake(lake.folder).newest() == lake.newest()
+
+
+def test_without_a_lake_it_says_what_makes_one(tmp_path: Path) -> None:
+    code, said = prune(tmp_path, "--older-than", "30")
+    assert code == 3
+    assert "no lake in" in said
