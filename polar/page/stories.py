@@ -27,7 +27,7 @@ from polar.show.story import Story
 from proxy.control.api import ControlError
 from topics.environment import blob_store
 from topics.environment.settings import Settings
-from topics.types.session import Phase
+from topics.types.session import WAITING_STAGES, Phase
 from topics.types.tokens import unpack_ids, unpack_logprobs
 from topics.types.trajectory import Trace, Trajectory, path
 
@@ -53,7 +53,7 @@ class Stories:
         stages = looking.sessions.timeline(session_id)
         if not stages:
             stages = await asyncio.to_thread(_timeline, self._settings, session_id)
-        more = Session(row, stages, await asyncio.to_thread(_flags, story))
+        more = Session(row, [*stages, *current_wait(row)], await asyncio.to_thread(_flags, story))
         return found | {name: getattr(more, name) for name in more.__struct_fields__}
 
     async def tokens(self, session_id: str, trace: int, start: int, limit: int) -> Tokens:
@@ -180,6 +180,12 @@ def _versions(trajectory: Trajectory, call: int | None, start: int, count: int) 
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(np.float32(value))
+
+
+def current_wait(row: SessionRow) -> list[StageTime]:
+    """The wait for a slot that a session is in, if any; no fact tells of it before it is over."""
+    stage = WAITING_STAGES.get(Phase(row.phase))
+    return [] if stage is None else [StageTime(row.attempt, stage.value, row.changed_at, None, None, None, None)]
 
 
 def _parsed(session_id: str) -> tuple[str, int]:

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from analytics.live.session_rows import SessionRow
 from polar.page.from_lake import scored_logprobs, timeline
 from polar.page.groups import common_calls
-from polar.page.stories import lens
+from polar.page.stories import current_wait, lens
 from polar.show.assembly import Log, assemble
 from polar.show.document import document
 from tests.analytics.story import NOON, story, write
@@ -24,6 +25,7 @@ from tests.polar.show.recording import TASK, a_session, row
 from topics.completions import CallRecord, Open
 from topics.environment.settings import Settings
 from topics.types.completion import PolicySpan
+from topics.types.session import Phase
 from topics.types.tokens import pack_logprobs
 from topics.types.trajectory import ROOT, Node, Trace, expand
 from topics.verifications import Verification
@@ -159,3 +161,12 @@ def test_without_a_lake_there_is_nothing_to_add(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path)
     assert scored_logprobs(settings, "t.0/c") is None
     assert timeline(settings, "t.0") == []
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_session_that_waits_for_a_slot_has_the_wait_on_its_timeline(phase: Phase) -> None:
+    waits = {Phase.QUEUED: "init", Phase.READY: "run", Phase.RAN: "evaluate"}
+    found = current_wait(SessionRow("t.0", "t", 0, phase=phase.value, attempt=2, changed_at=NOON))
+    assert [(one.attempt, one.stage, one.queued_at, one.claimed_at) for one in found] == (
+        [(2, waits[phase], NOON, None)] if phase in waits else []
+    )

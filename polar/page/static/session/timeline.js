@@ -19,6 +19,7 @@ export function timelineView(document) {
   const stages = document.timeline ?? [];
   const ends = stages.flatMap((one) => [one.queued_at, one.claimed_at, one.finished_at]).concat(document.calls.flatMap((call) => [call.received_at, call.completed_at]));
   const times = ends.filter((at) => at !== null && at !== undefined);
+  if (document.row.ended_at === null && times.length > 0) times.push(Date.now()); // it goes on
   if (times.length === 0) return h("p", { class: "quiet" }, "Nothing has happened yet.");
   const [from, to] = [Math.min(...times), Math.max(...times)];
   return h("div", { class: "timeline" }, drawing(document, stages, from, to), stagesTable(stages));
