@@ -48,7 +48,7 @@ test-hard: install ## kills of everything, outages, all pages of the docs; other
 	$(PYTEST) -m 'hard and not (apptainer or clients or docker or gpu or harnesses or soak or vllm)'
 
 test-soak: WORKERS = 2
-test-soak: install ## the longest of the hard tests, which CI has no time for; before a release
+test-soak: vllm ## the longest of the hard tests, which CI has no time for; before a release
 	$(PYTEST) -m soak
 
 test-harnesses: install ## every agent CLI for real; prints the table of docs/harnesses.md
@@ -67,7 +67,7 @@ vllm: install ## vLLM's CPU build, in an environment of its own
 # A vLLM keeps a core busy.
 test-vllm: WORKERS = 2
 test-vllm: vllm ## a real vLLM on the CPU, with a tiny model that is trained here to call tools
-	$(PYTEST) -m vllm tests/vllm
+	$(PYTEST) -m 'vllm and not soak' tests/vllm
 
 test-gpu: install ## cells with an NVIDIA GPU, on a machine that has one and a C compiler
 	$(BIN)/pytest -m gpu tests/gpu

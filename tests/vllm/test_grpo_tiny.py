@@ -18,7 +18,7 @@ from examples.vllm_cpu.serve import ROOT
 from tests.vllm.judging import EveryOther
 from topics.types.session import task_id_of
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.soak, pytest.mark.timeout(2400)]
 
 STEPS, PROMPTS, HELD_OUT, KILL_AT = 3, 4, 16, 2
 SQL_S = 120.0
