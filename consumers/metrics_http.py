@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class Figures(Protocol):
-    """What the port tells."""
+    """A source of metrics, and of readiness."""
 
     async def scrape(self) -> bytes:
         """Prometheus' text format."""

@@ -48,7 +48,7 @@ async def clock_ahead_s(settings: Settings) -> float | None:
 
 
 async def facts_signed_here(settings: Settings, keys_file: Path) -> tuple[int, int] | None:
-    """Of the recent signed facts: how many this keys file verifies, and how many there are. None: there are none, or Kafka can't be read.
+    """The number of recent signed facts that this keys file verifies, and that of all. None: there are none, or Kafka can't be read.
 
     One that is verified is enough: anyone may write facts that are not. Raises FileNotFoundError or ValueError for the keys file.
     """

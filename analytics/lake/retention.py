@@ -30,9 +30,6 @@ MERGE_S = 600.0
 LOOK_S = 0.5
 """Between two looks whether it has ended."""
 
-Progress = Callable[[str, int, int], None]
-"""Gets a table's name, how many of its files were looked through, and their number."""
-
 
 class Change(NamedTuple):
     """One file of a table, and what takes its place."""
@@ -43,7 +40,7 @@ class Change(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """What was removed from a table, or would be."""
+    """Rows that were removed from a table, or would be."""
 
     rows: int
     bytes: int
@@ -64,12 +61,10 @@ def old_tasks(lake: Lake, newest: Manifest, before_ms: int) -> set[str]:
     return {task_id for task_id, at in last.items() if at < before_ms}
 
 
-def expire(
-    lake: Lake, writing: Writing, before_ms: int, *, is_trial: bool = False, progress: Progress = lambda *_: None
-) -> dict[str, Removed]:
+def expire(lake: Lake, writing: Writing, before_ms: int, *, is_trial: bool = False) -> dict[str, Removed]:
     """Remove what is older than `before_ms`, Unix ms, and return by table what was removed. A trial changes nothing.
 
-    Writers and readers go on meanwhile. Raises NotReadyError without a lake, or if a merge of files doesn't end, and OSError.
+    Writers and readers go on meanwhile. Raises NotReadyError if a merge of files doesn't end, and OSError.
     """
     with _merging(lake), lake.pin() as pinned:
         tasks = pa.array(sorted(old_tasks(lake, pinned, before_ms)), pa.string())
@@ -78,11 +73,10 @@ def expire(
         try:
             for table in (*OF_TASKS, *BY_AGE):
                 made = changes.setdefault(table, [])
-                there = pinned.files.get(table, ())
-                for number, file in enumerate(there):
-                    if (change := _change(lake, writing, table, file, _keeps(table, tasks, before_ms))) is not None:
+                keeps = _keeps(table, tasks, before_ms)
+                for file in pinned.files.get(table, ()):
+                    if (change := _change(lake, writing, table, file, keeps)) is not None:
                         made.append(change)
-                    progress(table, number + 1, len(there))
                 if made:
                     sync(lake.folder / table)
             found = {table: _removed(made) for table, made in changes.items() if made}
@@ -99,9 +93,6 @@ def expire(
 @contextmanager
 def _merging(lake: Lake) -> Iterator[None]:
     """Meanwhile no other process merges files, so that those of the newest manifest stay in it. Raises NotReadyError."""
-    if not lake.readers.is_dir():
-        with lake.pin():  # which says that there is no lake
-            pass
     deadline = time.monotonic() + MERGE_S
     while True:
         with locks.alone(lake.folder / LOCK) as is_alone:

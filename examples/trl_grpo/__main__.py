@@ -27,7 +27,7 @@ GROUP = 8
 """Sessions of a prompt."""
 HELD_OUT_GROUP = 4
 UPDATES = 2
-"""A batch of rollouts is trained in so many updates."""
+"""Number of updates that train one batch of rollouts."""
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from topics.types.errors import InputError
 
 FIELD = "--older-than"
 LEAST_DAYS = 14
-"""Kafka keeps trajectories for so long, and a session may live for 13 days."""
+"""Kafka keeps trajectories for so long."""
 DAY_S = 86_400
 
 app = typer.Typer(no_args_is_help=True, help="The lake, which `polar sql` queries.")
@@ -50,6 +50,7 @@ def prune(
         )
     there = Lake(settings.load(data).lake_folder)
     before_ms = int((time.time() - older_than * DAY_S) * 1000)
+    # A pin says that there is no lake; to write would make one.
     with there.pin(), there.writing() as writing:
         removed = expire(there, writing, before_ms, is_trial=dry_run)
     if output is Format.JSON:

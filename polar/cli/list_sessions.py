@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polar.cli.options import Data, Format, OnlyRun, Output, checked_run
-from polar.cli.output import counted, note, one_line, print_json, show
+from polar.cli.output import ago, counted, note, one_line, print_json, show
 from polar.show.fields import picked
 from topics.environment import settings
 from topics.types.errors import InputError
@@ -129,7 +129,7 @@ def _session_cells(one: dict[str, Any]) -> list[object]:
     error = one["error"]
     words = f"{error['stage']} {error['kind']}/{error['code']}: {one_line(error['message'])}" if error else None
     state = one["status"] if one["is_over"] else one["phase"]
-    cells = [one["session_id"], one["run"], one["harness"], state, one["reward"], one["attempt"], _ago(one)]
+    cells = [one["session_id"], one["run"], one["harness"], state, one["reward"], one["attempt"], _changed(one)]
     return [*cells, None if words is None else words[:ERROR_WIDTH]]
 
 
@@ -142,14 +142,10 @@ def _task_cells(one: dict[str, Any]) -> list[object]:
         counted(one["statuses"]),
         counted(one["phases"]),
         one["mean_reward"],
-        _ago(one),
+        _changed(one),
     ]
 
 
-def _ago(one: dict[str, Any]) -> str:
-    """Time since the last change, such as `12 s` or `3 h`."""
-    seconds = max(0.0, time.time() - one["changed_at"] / 1000)
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+def _changed(one: dict[str, Any]) -> str:
+    """Time since the last change."""
+    return ago(int(time.time() * 1000) - one["changed_at"])

@@ -140,3 +140,12 @@ def bars(rewards: Sequence[float | None]) -> str:
     low, high = min([0.0, *known]) / 2, max([1.0, *known]) / 2  # halves: their difference is finite
     shares = (None if reward is None else (reward / 2 - low) / (high - low) for reward in rewards)
     return "".join(UNKNOWN if share is None else BARS[round(share * (len(BARS) - 1))] for share in shares)
+
+
+def ago(ms: int) -> str:
+    """A time span in its largest unit, such as `12 s` or `3 h`."""
+    seconds = max(0, ms // 1000)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"

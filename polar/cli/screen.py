@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from polar.cli.output import bars, counted, one_line, table
+from polar.cli.output import ago, bars, counted, one_line, table
 from polar.cli.status import fleet_in_words
 from topics.types.session import WAITING_PHASES, Phase
 
@@ -153,7 +153,7 @@ def _group_table(groups: Sequence[Group], width: int) -> Table:
 
 
 def _error_table(errors: Sequence[AttemptError], now_ms: int, width: int) -> Table:
-    rows = ([_ago(now_ms - error.at), _cut(error.session_id, width // 3), _what(error)] for error in errors)
+    rows = ([ago(now_ms - error.at), _cut(error.session_id, width // 3), _what(error)] for error in errors)
     return _table([">ago", "session", "error"], rows)
 
 
@@ -206,11 +206,3 @@ def _short(count: int) -> str:
     if count < 10_000:
         return str(count)
     return f"{count / 1e3:.1f}k" if count < 1_000_000 else f"{count / 1e6:.1f}M"
-
-
-def _ago(ms: int) -> str:
-    seconds = max(0, ms // 1000)
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"

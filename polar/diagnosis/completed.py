@@ -1,4 +1,4 @@
-"""What to look at in a session that completed before it trains anything."""
+"""Causes that a session completed and yet trains little or nothing."""
 
 from __future__ import annotations
 

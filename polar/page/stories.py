@@ -90,7 +90,7 @@ class Stories:
         return Artifact(name, content[:limit].decode(errors="replace"), len(content), len(content) > limit)
 
     async def why(self, session_id: str) -> list[Finding]:
-        """What it waits for, or why it ended so. Raises ControlError (404)."""
+        """The causes of a session's wait or end. Raises ControlError (404)."""
         task_id, sample = _parsed(session_id)
         async with self._reading:
             [facts] = await diagnosis.read(self._settings, task_id, sample)

@@ -171,7 +171,7 @@ class AsyncRollouts(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 class _Buffer:
-    """What TRL uses of a queue."""
+    """The methods of a queue that TRL uses."""
 
     def __init__(self, rollouts: AsyncRollouts) -> None:
         self._rollouts = rollouts

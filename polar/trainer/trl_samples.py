@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Plan:
-    """What is requested: the prompts in order, again and again, each with as many samples."""
+    """The requests: the prompts in order, again and again, each with the same number of samples."""
 
     tasks: PromptTasks[Any]
     prompts: Any

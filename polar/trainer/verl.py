@@ -68,7 +68,7 @@ class PolarAgentLoopManager:
 
     @classmethod
     def create(cls, config: Any, **_: object) -> Self:
-        """What verl calls. Its clients of engines, teachers and reward models aren't used."""
+        """The method that verl calls. Its clients of engines, teachers and reward models aren't used."""
         return cls(config)
 
     def generate_sequences(self, prompts: TensorDict) -> None:

@@ -19,7 +19,7 @@ from topics.types.errors import Kind, SessionError
 from topics.types.trajectory import Trajectory
 
 GOOD: dict[str, Any] = {"policy_version": 7}
-"""Of a call without a flag."""
+"""Values of a call without a flag."""
 
 
 def good_calls() -> Log:

@@ -55,4 +55,4 @@ PLANTED: dict[str, Series] = {
     "PolarRecordsUnwritten": {"polar_proxy_unrecorded_total{record='disowned'}": "0x10 0+1x50"},
     "PolarWebhooksWait": {"polar_webhooks_owed": "0x10 3x50"},
 }
-"""What goes wrong ten minutes after the beginning, by the alert that says so."""
+"""Series that go wrong ten minutes after the beginning, by the alert that says so."""

@@ -63,7 +63,7 @@ class Tab:
         self.page.wait_for_function(expression, arg=argument)
 
     def axe_violations(self) -> list[str]:
-        """What axe-core finds wrong: rule, element, and why."""
+        """The violations that axe-core finds: rule, element, and why."""
         if not self.page.evaluate("() => Boolean(window.axe)"):
             self.page.evaluate(self._axe)
         found = self.page.evaluate("() => axe.run()")["violations"]

@@ -1,4 +1,4 @@
-"""What is old leaves the lake whole, and nothing else does."""
+"""Old tasks leave the lake whole, and nothing else does."""
 
 from __future__ import annotations
 

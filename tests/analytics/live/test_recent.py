@@ -1,4 +1,4 @@
-"""What the page follows: the outputs that were named last, and no record of a clock that is ahead moves the window."""
+"""The page follows the outputs that were named last, and no record of a clock that is ahead moves its window."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ TEXTS = st.sampled_from(["a", "b", "c"])
 def test_a_call_s_messages_and_those_of_its_bases_are_what_the_harness_sent(
     tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[list[str], str, int]]
 ) -> None:
-    """Each call repeats so many messages of the one before, adds some, and is stored as the proxy stores it."""
+    """Each call repeats a number of messages of the one before, adds some, and is stored as the proxy stores it."""
     index, before = MessageIndex(), list[Any]()
     made: list[tuple[float, Completion]] = []
     resolver = Resolver()
