@@ -19,8 +19,9 @@ from topics.types.errors import NotReadyError
 
 CONNECTIONS = 32
 """Prometheus needs one, a person a few."""
-REQUEST_S = 5.0
-"""For a connection, which carries one request and its answer."""
+REQUEST_S = 8.0
+"""For a connection, which carries one request and its answer. Longer than `polar up` waits for one of its parts, and shorter than the
+10 s of Prometheus."""
 STOP_S = 0.1
 """For answers in progress when the process stops."""
 

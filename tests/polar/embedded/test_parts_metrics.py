@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+
+import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from consumers.metrics import Metrics
@@ -28,3 +31,10 @@ async def test_each_sample_says_its_part_and_a_part_that_does_not_answer_is_down
     tasks = {(sample.labels["part"], sample.labels["became"]): sample.value for sample in found["polar_tasks"]}
     assert tasks == {("one", "submitted"): 3, ("other", "submitted"): 4}
     assert {sample.labels["part"] for sample in found["process_resident_memory_bytes"]} == {"one", "other"}
+
+
+async def test_a_part_that_hangs_is_down_and_the_answer_still_comes() -> None:
+    with socket.create_server((HOST, 0)) as silent:
+        parts = PartsMetrics({"hung": f"http://{HOST}:{silent.getsockname()[1]}/metrics"}, "token")
+        async with serve_metrics(parts, HOST, 0) as url, aiohttp.ClientSession() as client, client.get(url) as answer:
+            assert 'polar_part_up{part="hung"} 0.0' in await answer.text()
