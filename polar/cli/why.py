@@ -74,6 +74,12 @@ def _print(diagnosed: Sequence[tuple[Facts, list[Finding]]]) -> None:
         for finding in findings:
             say(f"  {one_line(finding.sentence)}")
             say(f"  → {one_line(finding.way_out)}")
+        if any(_sentences(each) != _sentences(findings) for _, each in group):
+            say(f"  Details are those of {facts.name}; `polar why SESSION` gives another's.")
+
+
+def _sentences(findings: Sequence[Finding]) -> list[str]:
+    return [finding.sentence for finding in findings]
 
 
 def _state(facts: Facts) -> str:

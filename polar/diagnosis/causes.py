@@ -99,6 +99,7 @@ class Cause(StrEnum):
     ABANDONED = "abandoned"
     MOSTLY_MASKED = "mostly_masked"
     VERSION_UNKNOWN = "version_unknown"
+    CALLS_UNREAD = "calls_unread"
     COMPLETED = "completed"
 
 

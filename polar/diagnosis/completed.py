@@ -39,7 +39,7 @@ def _trains_nothing(facts: Facts) -> bool:
 def _flagged(flag: Flag, way_out: str) -> Entry:
     """A health flag of a completed session, in its own words."""
     return Entry(
-        Cause(flag.value), lambda facts: _completed(facts) is not None and flag in facts.flags, MEANINGS[flag], way_out
+        Cause(flag.value), lambda facts: _completed(facts) is not None and flag in (facts.flags or ()), MEANINGS[flag], way_out
     )
 
 
@@ -98,9 +98,16 @@ ENTRIES = (
     _flagged(Flag.MOSTLY_MASKED, "`polar show {name}` has the reasons; docs/builder.md explains them."),
     _flagged(Flag.VERSION_UNKNOWN, "Publish the version of the first weights: `polar policy publish`."),
     Entry(
+        Cause.CALLS_UNREAD,
+        lambda facts: _completed(facts) is not None and facts.flags is None,
+        "It completed with {reward}. Its calls were not read.",
+        "`polar why {name}` reads them, and says if something is wrong with them.",
+        is_general=True,
+    ),
+    Entry(
         Cause.COMPLETED,
-        lambda facts: _completed(facts) is not None,
-        "It completed with {reward} and nothing is wrong with it.",
+        lambda facts: _completed(facts) is not None and facts.flags is not None,
+        "It completed with {reward}. Nothing is wrong with its calls.",
         "`polar show {name}` prints it.",
         is_general=True,
     ),

@@ -121,8 +121,8 @@ class Facts:
     calls: Calls = Calls()
     attempt_error: SessionError | None = None
     """The error that ended the attempt before; None: unknown, or this is the first."""
-    flags: Sequence[Flag] = ()
-    """Health flags of its trajectory."""
+    flags: Sequence[Flag] | None = None
+    """Health flags of its trajectory; None: neither its calls nor its trajectory were read."""
 
     @property
     def is_known(self) -> bool:
@@ -208,8 +208,8 @@ class Facts:
             "code": self.code,
             "at": error.stage if error else "",
             "error": _sentence(error.message) if error else "",
-            "reward": "no reward" if session is None or session.reward is None else f"reward {session.reward:g}",
-            "why_reward": (session and session.reward_reason) or "its evaluator gave none",
+            "reward": _reward(session),
+            "why_reward": _sentence((session and session.reward_reason) or "its evaluator gave none"),
             "answered": self.calls.answered,
             "call_error": f"{call.code}: {_sentence(call.message)}" if call else "",
             "engines": ", ".join(self.system.engines_down),
@@ -229,6 +229,14 @@ class Facts:
 
 def _reason(letter: Letter) -> str:
     return f"{letter.field}: {letter.reason}" if letter.field else letter.reason
+
+
+def _reward(session: SessionState | None) -> str:
+    """The reward, with the evaluator's reason for it."""
+    if session is None or session.reward is None:
+        return "no reward"
+    reason = f" ({_sentence(session.reward_reason)})" if session.reward_reason else ""
+    return f"reward {session.reward:g}{reason}"
 
 
 def _sentence(message: str) -> str:

@@ -47,7 +47,7 @@ class _Ready:
 async def read(settings: Settings, task_id: str, sample: int | None) -> list[Facts]:
     """Facts on the task's session `sample`, or on all of its sessions, in their order; one entry if there are none.
 
-    Calls are read of one session, or of those of a task that run; health flags of one session alone.
+    Calls are read of a single session, or of those of a task that run; health flags of a single session alone.
     """
     name = task_id if sample is None else session_id_of(task_id, sample)
     try:
@@ -58,10 +58,10 @@ async def read(settings: Settings, task_id: str, sample: int | None) -> list[Fac
         sessions = [row for index, row in sorted(rows.sessions.items()) if sample in (None, index)]
         if not sessions:
             return [replace(common, letters=letters)]
-        is_one = sample is not None
+        is_one = len(sessions) == 1
         logs = await read_logs(settings, [row for row in sessions if is_one or row.phase is Phase.RUNNING])
         errors = await _attempt_errors(settings, task_id, sessions)
-        flags = await _flags(settings, rows, sessions[0], logs[name]) if is_one else ()
+        flags = await _flags(settings, rows, sessions[0], logs[sessions[0].session_id]) if is_one else None
     except NotReadyError as error:
         return [Facts(name, System(kafka=str(error)))]
     return [

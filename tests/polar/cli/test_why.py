@@ -83,6 +83,20 @@ def test_a_running_session_s_calls_and_a_finished_one_s_trajectory_are_read(sett
     assert "forked" in found
 
 
+def test_a_task_s_completed_sessions_are_not_called_flawless_unread(settings: Settings) -> None:
+    ended = {"status": Status.COMPLETED, "calls": 3, "trainable_tokens": 9}
+    other = SessionState("t.1", "t", 1, Phase.ENDED, 0, reward=0.0, reward_reason="2 of 3 tests failed", **ended)
+    write(settings, *rows(TASK, row(reward=1.0, **ended), other))
+    code, stdout, stderr = why(settings, "t")
+    assert (code, stderr) == (0, "")
+    assert stdout.splitlines() == [
+        "t.0, t.1  COMPLETED",
+        "  It completed with reward 1. Its calls were not read.",
+        "  → `polar why t.0` reads them, and says if something is wrong with them.",
+        "  Details are those of t.0; `polar why SESSION` gives another's.",
+    ]
+
+
 def test_nobody_knows_it(settings: Settings) -> None:
     code, stdout, _ = why(settings, "nobody")
     assert code == 2

@@ -144,5 +144,6 @@ PLANTED = {
     Cause.ABANDONED: completed(Flag.ABANDONED),
     Cause.MOSTLY_MASKED: completed(Flag.MOSTLY_MASKED),
     Cause.VERSION_UNKNOWN: completed(Flag.VERSION_UNKNOWN),
+    Cause.CALLS_UNREAD: replace(completed(), flags=None),
     Cause.COMPLETED: completed(),
 }

@@ -103,12 +103,12 @@ systems = st.builds(
 )
 
 
-@given(systems, st.sampled_from([TASK, OPENED]), rows, st.sets(st.sampled_from(Flag)))
-def test_every_session_has_a_cause(system: System, task: object, row: SessionState, flags: set[Flag]) -> None:
+@given(systems, st.sampled_from([TASK, OPENED]), rows, st.none() | st.sets(st.sampled_from(Flag)))
+def test_every_session_has_a_cause(system: System, task: object, row: SessionState, flags: set[Flag] | None) -> None:
     assert isinstance(task, type(TASK))
     if row.phase is Phase.UNOPENED:
         task = OPENED
-    found = diagnose(Facts("t.0", system, task, row, flags=sorted(flags)))
+    found = diagnose(Facts("t.0", system, task, row, flags=None if flags is None else sorted(flags)))
     assert found
     assert all(finding.sentence and finding.way_out for finding in found)
 
@@ -138,6 +138,14 @@ def test_an_evaluation_s_error_counts_where_the_run_has_none() -> None:
 def test_a_completed_session_has_all_its_flags() -> None:
     found = diagnose(completed(Flag.FORKED, Flag.ANSWER_CUT, tokens=0))
     assert {finding.cause for finding in found} == {Cause.NOTHING_TRAINED, Cause.FORKED, Cause.ANSWER_CUT}
+
+
+def test_a_reward_has_its_evaluator_s_reason() -> None:
+    facts = completed(reward=0.0, reward_reason="the test command was stopped. It didn't end within timeout_s = 1 s.")
+    (finding,) = diagnose(facts)
+    assert finding.sentence.startswith(
+        "It completed with reward 0 (the test command was stopped. It didn't end within timeout_s = 1 s)."
+    )
 
 
 def test_text_of_an_agent_is_no_template() -> None:
