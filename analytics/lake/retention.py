@@ -7,6 +7,7 @@ old files are deleted like merged ones (`compaction.py`), once no reader needs t
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,9 @@ MERGE_S = 600.0
 """For a merge of files that is under way."""
 LOOK_S = 0.5
 """Between two looks whether it has ended."""
+
+Announce = Callable[[str], None]
+"""Gets a sentence about the progress, after each file and each look."""
 
 
 class Change(NamedTuple):
@@ -61,12 +65,16 @@ def old_tasks(lake: Lake, newest: Manifest, before_ms: int) -> set[str]:
     return {task_id for task_id, at in last.items() if at < before_ms}
 
 
-def expire(lake: Lake, writing: Writing, before_ms: int, *, is_trial: bool = False) -> dict[str, Removed]:
+def expire(
+    lake: Lake, writing: Writing, before_ms: int, *, is_trial: bool = False, announce: Announce = lambda _: None
+) -> dict[str, Removed]:
     """Remove what is older than `before_ms`, Unix ms, and return by table what was removed. A trial changes nothing.
 
     Writers and readers go on meanwhile. Raises NotReadyError if a merge of files doesn't end, and OSError.
     """
-    with _merging(lake), lake.pin() as pinned:
+    with _merging(lake, announce), lake.pin() as pinned:
+        total = sum(len(pinned.files.get(table, ())) for table in (*OF_TASKS, *BY_AGE))
+        numbers = itertools.count(1)
         tasks = pa.array(sorted(old_tasks(lake, pinned, before_ms)), pa.string())
         changes: dict[str, list[Change]] = {}
         is_part = False
@@ -77,6 +85,7 @@ def expire(lake: Lake, writing: Writing, before_ms: int, *, is_trial: bool = Fal
                 for file in pinned.files.get(table, ()):
                     if (change := _change(lake, writing, table, file, keeps)) is not None:
                         made.append(change)
+                    announce(f"{next(numbers)} of {total} files of the lake are looked through")
                 if made:
                     sync(lake.folder / table)
             found = {table: _removed(made) for table, made in changes.items() if made}
@@ -91,7 +100,7 @@ def expire(lake: Lake, writing: Writing, before_ms: int, *, is_trial: bool = Fal
 
 
 @contextmanager
-def _merging(lake: Lake) -> Iterator[None]:
+def _merging(lake: Lake, announce: Announce) -> Iterator[None]:
     """Meanwhile no other process merges files, so that those of the newest manifest stay in it. Raises NotReadyError."""
     deadline = time.monotonic() + MERGE_S
     while True:
@@ -101,6 +110,7 @@ def _merging(lake: Lake) -> Iterator[None]:
                 return
         if time.monotonic() > deadline:
             raise NotReadyError(f"another process merges files of the lake in {lake.folder} for over {MERGE_S:.0f} s")
+        announce("another process merges files of the lake, or prunes it; waiting for its end")
         time.sleep(LOOK_S)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
+from polar.cli import progress
 from polar.cli.options import Data, Format, Output
 from polar.cli.output import note, print_json, show
 from topics.environment import settings
@@ -15,6 +17,8 @@ from topics.types.errors import InputError
 FIELD = "--older-than"
 LEAST_DAYS = 14
 """Kafka keeps trajectories for so long."""
+MOST_DAYS = 36_500
+"""A hundred years; the times of older records can't be computed."""
 DAY_S = 86_400
 
 app = typer.Typer(no_args_is_help=True, help="The lake, which `polar sql` queries.")
@@ -48,11 +52,13 @@ def prune(
         raise InputError(
             FIELD, f"{older_than:g}", f"at least {LEAST_DAYS} days: younger tasks may still run, or be on Kafka"
         )
+    if older_than > MOST_DAYS:
+        raise InputError(FIELD, f"{older_than:g}", f"at most {MOST_DAYS} days")
     there = Lake(settings.load(data).lake_folder)
     before_ms = int((time.time() - older_than * DAY_S) * 1000)
     # A pin says that there is no lake; to write would make one.
     with there.pin(), there.writing() as writing:
-        removed = expire(there, writing, before_ms, is_trial=dry_run)
+        removed = expire(there, writing, before_ms, is_trial=dry_run, announce=_progress_lines())
     if output is Format.JSON:
         print_json({table: each._asdict() for table, each in removed.items()})
     elif not removed:
@@ -62,3 +68,14 @@ def prune(
         show(
             ["table", title, ">MB"], [[table, each.rows, f"{each.bytes / 1e6:.1f}"] for table, each in removed.items()]
         )
+
+
+def _progress_lines() -> Callable[[str], None]:
+    """Prints a line every few seconds, once the work has gone on for a second."""
+    announce, began = progress.Throttled(), time.monotonic()
+
+    def on_progress(sentence: str) -> None:
+        if time.monotonic() - began >= progress.QUICK_S:
+            announce(sentence)
+
+    return on_progress

@@ -127,6 +127,22 @@ def test_a_merge_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.M
         pruned(lake, CUT_MS)
 
 
+def test_it_says_that_it_waits_for_another_process_and_how_far_it_is(tmp_path: Path) -> None:
+    lake = write(tmp_path / "lake", known_run())
+    sentences: list[str] = []
+    lock = locks.alone(lake.folder / compaction.LOCK)
+
+    def announce(sentence: str) -> None:
+        if not sentences:
+            lock.__exit__(None, None, None)
+        sentences.append(sentence)
+
+    assert lock.__enter__()
+    pruned(lake, CUT_MS, announce=announce)
+    assert "waiting for its end" in sentences[0]
+    assert sentences[-1] == f"{len(sentences) - 1} of {len(sentences) - 1} files of the lake are looked through"
+
+
 @settings(max_examples=10)
 @given(seconds=st.floats(-20, 200))
 def test_no_row_is_lost_or_doubled_wherever_the_cut_is(

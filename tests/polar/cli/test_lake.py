@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from analytics.lake.manifest import Lake
+from polar.cli import progress
 from polar.cli.app import app
 from tests.analytics.known_run import known_run
 from tests.analytics.story import write
@@ -40,6 +41,22 @@ def test_what_may_still_run_is_not_removed(tmp_path: Path, days: str) -> None:
     assert code == 2
     assert "at least 14 days" in said
     assert Lake(lake.folder).newest() == lake.newest()
+
+
+@pytest.mark.parametrize("days", ["36501", "1e300", "inf"])
+def test_an_age_that_no_record_can_have_is_refused(tmp_path: Path, days: str) -> None:
+    write(Settings(data=tmp_path).lake_folder, known_run())
+    code, said = prune(tmp_path, "--older-than", days)
+    assert code == 2
+    assert "at most 36500 days" in said
+
+
+def test_long_work_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Settings(data=tmp_path).lake_folder, known_run())
+    monkeypatch.setattr(progress, "QUICK_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    done = CliRunner().invoke(app, ["lake", "prune", "--older-than", "14", "--data", str(tmp_path)])
+    assert "polar: 1 of " in done.stderr
 
 
 def test_without_a_lake_it_says_what_makes_one(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_running_session_s_calls_and_a_finished_one_s_trajectory_are_read(sett
 
 
 def test_a_task_s_completed_sessions_are_not_called_flawless_unread(settings: Settings) -> None:
-    ended = {"status": Status.COMPLETED, "calls": 3, "trainable_tokens": 9}
+    ended: dict[str, Any] = {"status": Status.COMPLETED, "calls": 3, "trainable_tokens": 9}
     other = SessionState("t.1", "t", 1, Phase.ENDED, 0, reward=0.0, reward_reason="2 of 3 tests failed", **ended)
     write(settings, *rows(TASK, row(reward=1.0, **ended), other))
     code, stdout, stderr = why(settings, "t")
