@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from consumers.fanout import plan_of, read, run_fanout
+from consumers.metrics import Metrics
 from tests.consumers.stages.coordinating import PATIENCE_S, Coordinator, shell
 from tests.small_disks import fill, needs_root, small_disk
 from tests.waiting import eventually
@@ -39,9 +40,9 @@ UPLOAD = {"type": "upload_dir", "source": "/srv/repo", "target": "."}
 
 
 @asynccontextmanager
-async def fanning_out(settings: Settings) -> AsyncIterator[None]:
+async def fanning_out(settings: Settings, metrics: Metrics | None = None) -> AsyncIterator[None]:
     stop = asyncio.Event()
-    running = asyncio.create_task(run_fanout(settings, stop))
+    running = asyncio.create_task(run_fanout(settings, stop, metrics))
     try:
         yield
     finally:
@@ -109,7 +110,8 @@ async def test_a_large_task_waits_for_room_in_the_blob_store_and_small_ones_pass
     with small_disk(tmp_path / "disk", 1) as disk, capture_logs() as lines:
         found = settings.model_copy(update={"blobs": str(disk)})
         fill(disk / "ballast")
-        async with fanning_out(found):
+        metrics = Metrics()
+        async with fanning_out(found, metrics):
             await write(coordinator, json.dumps(large).encode(), json.dumps(small).encode())
             await eventually(lambda: "small" in submitted(), PATIENCE_S)
             waiting = await eventually(lambda: [line for line in lines if line["action"] == "fanout.retry"], PATIENCE_S)
@@ -119,10 +121,16 @@ async def test_a_large_task_waits_for_room_in_the_blob_store_and_small_ones_pass
                 lambda: coordinator.beats[-1].obstacle.startswith("new tasks wait: [Errno 28] No space left"),
                 PATIENCE_S,
             )
+            assert b'polar_lag{role="fanout"} 0.0' not in await metrics.scrape()
             await write(coordinator, json.dumps(after).encode())
             (disk / "ballast").unlink()
             fact = (await eventually(lambda: submitted() if len(submitted()) == 3 else None, PATIENCE_S))["large"]
             await eventually(lambda: not coordinator.beats[-1].obstacle, PATIENCE_S)
+
+            async def has_read_all() -> bool:
+                return b'polar_lag{role="fanout"} 0.0' in await metrics.scrape()
+
+            await eventually(has_read_all, PATIENCE_S)
         assert fact.body_ref is not None
         assert body_hash(FolderBlobs(disk).get(fact.body_ref)) == fact.body_hash
     assert sorted(fact.task_id for fact in coordinator.facts if isinstance(fact, TaskSubmitted)) == [

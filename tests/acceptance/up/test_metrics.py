@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import urllib.parse
 import urllib.request
@@ -24,6 +26,7 @@ METRIC = re.compile(r"\b(?:polar|process)_[a-z_]+")
 PARTS = {"proxy", "deciding", "lake", "stages"}
 SCRAPED_S = 60.0
 ANSWER_S = 10.0
+RESTARTED_S = 60.0
 
 
 def queries() -> list[str]:
@@ -54,6 +57,22 @@ def test_every_part_tells_its_metrics_and_no_query_asks_for_another(up: Up) -> N
     asked = {metric for query in queries() for metric in METRIC.findall(query)}
     assert len(asked) > 30
     assert asked - told == set()
+
+
+def test_a_part_that_is_killed_is_down_until_it_runs_again(up: Up) -> None:
+    def figures(name: str) -> dict[str, float]:
+        """The samples of part `lake`."""
+        found = {family.name: family for family in text_string_to_metric_families(get(url_of(up)))}
+        samples = found[name].samples if name in found else []
+        return {sample.labels["part"]: sample.value for sample in samples if sample.labels["part"] == "lake"}
+
+    (lake,) = up.parts("analytics")
+    os.kill(lake, signal.SIGKILL)
+    assert until(lambda: figures("polar_part_up") == {"lake": 0}, RESTARTED_S)
+    assert until(lambda: figures("polar_part_up") == {"lake": 1}, RESTARTED_S)
+    # Later tests query the lake.
+    assert until(lambda: figures("polar_lake_rows").get("lake", 0) > 0, RESTARTED_S)
+    assert up.parts("analytics") != [lake]
 
 
 @pytest.mark.hard

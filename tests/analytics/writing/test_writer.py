@@ -63,10 +63,10 @@ def flush_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def writing(settings: Settings) -> AsyncIterator[asyncio.Event]:
+async def writing(settings: Settings, metrics: Metrics | None = None) -> AsyncIterator[asyncio.Event]:
     """A writer in this process; the event stops it."""
     stop = asyncio.Event()
-    running = asyncio.create_task(run_analytics(settings, stop))
+    running = asyncio.create_task(run_analytics(settings, stop, metrics))
     try:
         yield stop
     finally:
@@ -404,6 +404,36 @@ async def test_a_folder_that_cant_be_written_is_said_once_and_waited_for(
     assert len(failing) == 1
     assert str(lake) in failing[0]["event"]
     assert "NotADirectoryError" in failing[0]["why"] or "FileExistsError" in failing[0]["why"]
+
+
+async def test_a_writer_that_cannot_write_has_a_lag_until_it_can(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "PAUSES", Backoff(0.1, 0.2))
+    metrics = Metrics()
+
+    async def lag() -> float:
+        (line,) = [line for line in (await metrics.scrape()).decode().splitlines() if line.startswith("polar_lag{")]
+        return float(line.removeprefix('polar_lag{role="analytics"} '))
+
+    async def is_low() -> bool:
+        return await lag() < 50
+
+    await send(settings, *task(1))
+    async with writing(settings, metrics):
+        lake = await arrived(settings, await on_the_log(settings, None))
+        await eventually(is_low, DEADLINE_S)
+        manifests = lake.folder / "manifest"
+        manifests.rename(lake.folder / "aside")
+        manifests.touch()
+        missed = [*tasks(30, seed=6, start=2)]
+        await send(settings, *missed)
+        assert len(missed) > 200
+        assert await lag() >= len(missed)
+        manifests.unlink()
+        (lake.folder / "aside").rename(manifests)
+        await arrived(settings, await on_the_log(settings, None))
+        await eventually(is_low, DEADLINE_S)
 
 
 async def test_a_lake_that_was_removed_under_its_writer_is_written_again(
