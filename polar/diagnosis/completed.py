@@ -39,7 +39,10 @@ def _trains_nothing(facts: Facts) -> bool:
 def _flagged(flag: Flag, way_out: str) -> Entry:
     """A health flag of a completed session, in its own words."""
     return Entry(
-        Cause(flag.value), lambda facts: _completed(facts) is not None and flag in (facts.flags or ()), MEANINGS[flag], way_out
+        Cause(flag.value),
+        lambda facts: _completed(facts) is not None and flag in (facts.flags or ()),
+        MEANINGS[flag],
+        way_out,
     )
 
 

@@ -38,6 +38,8 @@ PAUSE_S = 60.0
 """Default deadline of a pause: most calls finish in that time."""
 TRIES = 5
 """Attempts at a change while other clients change the state at the same time."""
+MOST_VERSION = 2**63 - 1
+"""The largest integer of the lake."""
 ENGINE = re.compile(ENGINE_NAME)
 InFlight = Literal["finish", "abort"]
 
@@ -195,11 +197,11 @@ class Fleet:
         """Publish the version of the weights that one engine, or all, serve from now on. The publication, for `Staleness`.
 
         A lower version than the current one, with `force`, is a rollback: weights of higher versions that were published before it belong
-        to an abandoned line, even if their numbers are used again. Raises InputError for a version below 0 and, without `force`, for a
-        lower version. Raises NotReadyError.
+        to an abandoned line, even if their numbers are used again. Raises InputError for a version below 0 or above 2**63 - 1 and, without
+        `force`, for a lower version. Raises NotReadyError.
         """
-        if version < 0:
-            raise InputError("version", version, "must be an integer of at least 0")
+        if not 0 <= version <= MOST_VERSION:
+            raise InputError("version", version, f"must be an integer from 0 to {MOST_VERSION}")
         if engine is not None and ENGINE.fullmatch(engine) is None:
             raise InputError(
                 "engine", engine, "no engine's name: lower-case letters, digits, dashes and underscores, at most 63"

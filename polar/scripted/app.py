@@ -110,9 +110,9 @@ async def _answered(request: web.Request, answer: _Answer) -> web.StreamResponse
     match work.fault:
         case Hang():
             await asyncio.Event().wait()
-        case Status(status=status, retry_after_s=seconds):
+        case Status(status=status, retry_after_s=seconds, message=message):
             headers = {} if seconds is None else {"Retry-After": str(seconds)}
-            raise ApiError(status, f"an injected fault: status {status}", headers=headers)
+            raise ApiError(status, message or f"an injected fault: status {status}", headers=headers)
         case Cut(after_bytes=None):
             _close(request)
             return web.Response()

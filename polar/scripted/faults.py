@@ -37,6 +37,8 @@ class Status(_Fault, tag="status"):
     status: Annotated[int, Meta(ge=400, le=599)]
     retry_after_s: Annotated[int, Meta(ge=0, le=3600)] | None = None
     """Sent as `Retry-After`; None sends no such header."""
+    message: str | None = None
+    """The error's message; None: that it was injected."""
 
 
 class Cut(_Fault, tag="cut"):

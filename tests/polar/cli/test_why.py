@@ -73,14 +73,16 @@ def test_a_running_session_s_calls_and_a_finished_one_s_trajectory_are_read(sett
     _, stdout, _ = why(settings, "t.0")
     assert "the proxy refused 3 of its requests, the last one POST /v2/chat: no such path." in stdout
     recording = a_session()
+    first, *others = recording.calls
+    calls = [replace(first, logprobs_mode="raw", sampling=replace(first.sampling, temperature=0.5)), *others]
     write(
         settings,
-        *((completions.TOPIC, "t.0", call) for call in recording.calls),
+        *((completions.TOPIC, "t.0", call) for call in calls),
         (trajectories.TOPIC, "t.0", recording.build()),
         *rows(row(log_offset=offset, calls=3, trainable_tokens=9)),
     )
     (found,) = causes(settings, "t.0").values()
-    assert "forked" in found
+    assert {"forked", "raw_logprobs"} <= set(found)
 
 
 def test_a_task_s_completed_sessions_are_not_called_flawless_unread(settings: Settings) -> None:

@@ -206,8 +206,9 @@ async def test_a_version_goes_forward_for_each_engine(fleet: Fleet) -> None:
     assert (await fleet.status()).versions == {None: 3, "small": 5}
     await fleet.publish(5)
     assert (await fleet.status()).versions == {None: 5}, "one for all is for all"
-    with pytest.raises(InputError, match="at least 0"):
-        await fleet.publish(-1)
+    for version in (-1, 2**63, 10**20):
+        with pytest.raises(InputError, match="an integer from 0 to 9223372036854775807"):
+            await fleet.publish(version)
     await fleet.publish(1, force=True)
     assert (await fleet.status()).versions == {None: 1}
 
