@@ -131,7 +131,11 @@ def _change(lake: Lake, writing: Writing, table: str, file: File, keeps: Callabl
     if kept == 0:
         return Change(file, None)
     new = lake.folder / table / writing.new_name()
-    write_merged(new, [path], TABLES[table].arrow, keep=lambda rows: rows.filter(keeps(rows)))
+    try:
+        write_merged(new, [path], TABLES[table].arrow, keep=lambda rows: rows.filter(keeps(rows)))
+    except BaseException:
+        new.unlink(missing_ok=True)  # a part of a file is no use, and the disk may be full
+        raise
     return Change(file, File(new.name, kept, new.stat().st_size))
 
 

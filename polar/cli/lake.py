@@ -12,7 +12,7 @@ from polar.cli import progress
 from polar.cli.options import Data, Format, Output
 from polar.cli.output import note, print_json, show
 from topics.environment import settings
-from topics.types.errors import InputError
+from topics.types.errors import InputError, NotReadyError
 
 FIELD = "--older-than"
 LEAST_DAYS = 14
@@ -57,8 +57,14 @@ def prune(
     there = Lake(settings.load(data).lake_folder)
     before_ms = int((time.time() - older_than * DAY_S) * 1000)
     # A pin says that there is no lake; to write would make one.
-    with there.pin(), there.writing() as writing:
-        removed = expire(there, writing, before_ms, is_trial=dry_run, announce=_progress_lines())
+    try:
+        with there.pin(), there.writing() as writing:
+            removed = expire(there, writing, before_ms, is_trial=dry_run, announce=_progress_lines())
+    except OSError as error:
+        raise NotReadyError(
+            f"the lake in {there.folder} can't be pruned: {error}. The rows that stay are written anew, which needs room beside the old "
+            "files"
+        ) from None
     if output is Format.JSON:
         print_json({table: each._asdict() for table, each in removed.items()})
     elif not removed:

@@ -9,10 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from analytics.lake.manifest import Lake
+from analytics.lake.retention import expire
 from polar.cli import progress
 from polar.cli.app import app
 from tests.analytics.known_run import known_run
-from tests.analytics.story import write
+from tests.analytics.story import NOON, write
+from tests.small_disks import fill, needs_root, small_disk
 from topics.environment.settings import Settings
 
 
@@ -57,6 +59,23 @@ def test_long_work_shows_its_progress(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(progress, "LINE_S", 0.0)
     done = CliRunner().invoke(app, ["lake", "prune", "--older-than", "14", "--data", str(tmp_path)])
     assert "polar: 1 of " in done.stderr
+
+
+@pytest.mark.contract
+@needs_root
+def test_a_full_disk_is_named_and_no_part_of_a_file_stays(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        lake = write(Settings(data=disk).lake_folder, known_run())
+        monday = lake.newest()
+        there = sorted(lake.folder.rglob("*.parquet"))
+        with lake.writing() as writing:
+            fill(disk / "ballast")
+            with pytest.raises(OSError, match="No space left"):
+                expire(lake, writing, NOON + 40_000)
+        code, said = prune(disk, "--older-than", "14")
+        assert code == 3
+        assert "can't be pruned: [Errno 28] No space left on device" in said
+        assert (lake.newest(), sorted(lake.folder.rglob("*.parquet"))) == (monday, there)
 
 
 def test_without_a_lake_it_says_what_makes_one(tmp_path: Path) -> None:
