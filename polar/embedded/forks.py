@@ -50,7 +50,13 @@ class Fork:
         self._server.send(Signal(self._number, signal.SIGTERM))
 
     def kill(self) -> None:
+        """Kill it. If it still runs after STOP_S, the server, which passes signals on, may hang: kill the server with all its processes."""
         self._server.send(Signal(self._number, signal.SIGKILL))
+        asyncio.get_running_loop().call_later(STOP_S, self._kill_server)
+
+    def _kill_server(self) -> None:
+        if self.returncode is None:
+            self._server.kill()
 
     def end(self, code: int) -> None:
         """Called by the server's end of this."""
@@ -141,14 +147,17 @@ class _Server:
         if not self.is_gone:
             self._writer.write(msgspec.json.encode(order) + b"\n")
 
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
     async def stop(self) -> None:
         self._writer.close()
         try:
             async with asyncio.timeout(STOP_S):
                 await self._process.wait()
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            self.kill()
         await self._reading
 
     async def _read(self) -> None:

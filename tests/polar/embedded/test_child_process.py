@@ -218,6 +218,21 @@ async def test_children_of_a_killed_fork_server_end_and_are_started_again(
     assert bench.lines[0] == f"child ended with SIGKILL; starting it again (its log: {bench.log})"
 
 
+async def test_a_fork_server_that_hangs_does_not_keep_its_children_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    bench = Bench(tmp_path, 0, forks=True)
+    child = bench.child(POLITE + BUSY)
+    async with kept(child):
+        await eventually(lambda: len(bench.pids()) == 1, 20)
+        child.has_answered = True
+        [pid] = bench.pids()
+        psutil.Process(pid).parent().suspend()  # type: ignore[union-attr] # the fork server lives
+        await asyncio.wait_for(child.stop(0.1), 20)
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
 async def test_a_fork_server_that_cannot_start_is_named(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "server.log"
     forks = Forks(str(tmp_path), ["no_such_module"], log, 0)
