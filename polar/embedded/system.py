@@ -135,6 +135,7 @@ class System:
 
     async def stop(self) -> None:
         """Stop the stage workers first, since they hand back sessions to the others, and Kafka last. Takes 24 s at most."""
+        self._failure.cancel()  # a child that can't be started again while we stop is no failure
         (self._data / ENV_FILE).unlink(missing_ok=True)
         await self._doors.aclose()
         stages = [child for child in self._children if child.name == "stages"]
