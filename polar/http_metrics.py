@@ -1,18 +1,19 @@
-"""The metrics of a process that serves HTTP (`polar rest`, `polar page`): its requests and their duration, its streams, its memory.
+"""The metrics of a process that serves HTTP (`polar rest`, `polar page`): its requests and their duration.
 
-Labels are few: a request's route as it is declared, never its path. `consumers.metrics_http` serves the text.
+Labels are few: a request's route as it is declared, never its path.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import Counter, Histogram
+
+from polar.process_metrics import ProcessMetrics
 
 BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
 NO_ROUTE = "none"
@@ -22,23 +23,17 @@ LEFT = "left"
 """Label in place of a status: the client hung up before the answer was ready."""
 
 
-class HttpMetrics:
-    """The metrics of one process."""
+class HttpMetrics(ProcessMetrics):
+    """The metrics of one process that serves HTTP."""
 
     def __init__(self, role: str) -> None:
-        """`role`: the label `role` of each metric: `rest` or `page`."""
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._role = role
+        """`role`: `rest` or `page`."""
+        super().__init__(role)
         requests, seconds = "HTTP requests by route and status", "Time until a request was answered, streams left out"
-        self._requests = Counter("polar_http_requests", requests, ["role", "route", "status"], registry=self._registry)
+        self._requests = Counter("polar_http_requests", requests, ["role", "route", "status"], registry=self.registry)
         self._seconds = Histogram(
-            "polar_http_request_seconds", seconds, ["role"], buckets=BUCKETS_S, registry=self._registry
+            "polar_http_request_seconds", seconds, ["role"], buckets=BUCKETS_S, registry=self.registry
         ).labels(role)
-
-    def watch(self, name: str, description: str, value: Callable[[], float]) -> None:
-        """Add a gauge whose value is read at each scrape."""
-        Gauge(name, description, ["role"], registry=self._registry).labels(self._role).set_function(value)
 
     def count(self, app: web.Application) -> None:
         """Count the requests of an application, before it starts. Streams count when they end."""
@@ -46,17 +41,9 @@ class HttpMetrics:
 
     def answered(self, route: str, status: str, duration_s: float | None) -> None:
         """Count a request. `duration_s`: None for a stream."""
-        self._requests.labels(self._role, route, status).inc()
+        self._requests.labels(self.role, route, status).inc()
         if duration_s is not None:
             self._seconds.observe(duration_s)
-
-    def unready_reason(self) -> str | None:
-        """Always None: this port is opened once requests are answered."""
-        return None
-
-    async def scrape(self) -> bytes:
-        """Prometheus' text format."""
-        return generate_latest(self._registry)
 
 
 async def _counted(metrics: HttpMetrics, request: web.Request, handler: Handler) -> web.StreamResponse:

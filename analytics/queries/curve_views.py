@@ -107,7 +107,7 @@ RUN_VERSIONS = View(
         **SUMS,
     },
     f"""
-    WITH ended AS ({ENDED}), used AS (
+    WITH ended AS MATERIALIZED ({ENDED}), used AS (
         SELECT DISTINCT run_key, engine FROM ended JOIN lake.trajectory_calls USING (session_id)
     ), published AS (
         SELECT

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli import process
-from polar.cli.options import Data, Format, Output, checked_run
+from polar.cli import following
+from polar.cli.options import Data, Format, MetricsHost, MetricsPort, Output, checked_run
 from polar.cli.output import note, print_json, say
 from topics.environment import redaction, settings
 from topics.types.errors import InputError
@@ -38,6 +38,8 @@ def metrics(
     follow: Annotated[
         bool, typer.Option("--follow", help="Also write the points that come, until SIGINT or SIGTERM.")
     ] = False,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
@@ -57,14 +59,14 @@ def metrics(
     checked_run(run)
     found = settings.load(data)
     redaction.cover(found)
-    if follow:
-        process.log_events()
     sink = _sink(to, run, logdir, project or "polar")
     export = Export(found, run, sink)
     try:
         if follow:
             note(f"writing the curves of {run} to {sink.address}")
-            process.serve(export.follow)
+            following.follow(
+                export.follow, {"points": lambda: export.points}, lambda: export.failures, metrics_port, metrics_host
+            )
             return
         export.write_all()
     finally:

@@ -22,7 +22,7 @@ from topics.environment.settings import Settings
 from topics.types.errors import NotReadyError
 from topics.waiting.backoff import Backoff
 
-LOOK_S = 15.0
+LOOK_S = 30.0
 """Between two looks for new points: a minute is over once a minute."""
 PAUSES = Backoff(first_s=2.0, longest_s=60.0, jitter=0.2)
 """After the lake, Kafka or the program didn't answer."""
@@ -39,6 +39,8 @@ class Export:
     sink: Sink
     points: int = 0
     """Points written by this process."""
+    failures: int = 0
+    """Looks in a row that failed, in `follow`."""
 
     def write_all(self, is_stopped: Callable[[], bool] = lambda: False) -> int:
         """Write the points that are final and that the program lacks, until `is_stopped`; returns `points`.
@@ -61,15 +63,14 @@ class Export:
 
     async def follow(self, stop: asyncio.Event) -> None:
         """Write what is there and what comes, until `stop`. What doesn't answer is asked again, after a pause that grows up to a minute."""
-        failures = 0
         while not stop.is_set():
             before, pause_s = self.points, LOOK_S
             try:
                 await asyncio.to_thread(self.write_all, stop.is_set)
-                failures = 0
+                self.failures = 0
             except NotReadyError as error:
-                failures += 1
-                pause_s = PAUSES.pause_s(failures, random.random())
+                self.failures += 1
+                pause_s = PAUSES.pause_s(self.failures, random.random())
                 log.warning("will write again", action="metrics.failed", why=str(error), pause_s=round(pause_s, 1))
             if self.points > before:
                 log.info("points written", action="metrics.written", points=self.points)

@@ -62,47 +62,54 @@ def same(found: dict[str, list[tuple[int, int, float]]]) -> bool:
     return found == {name: [pytest.approx(one) for one in values] for name, values in TRUTH.items()}
 
 
-def test_every_curve_has_its_points_by_version_and_by_minute(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings of a system whose lake has the whole run."""
+    return settings_of(tmp_path_factory.mktemp("data"))
+
+
+def test_every_curve_has_its_points_by_version_and_by_minute(settings: Settings) -> None:
     shown = Shown()
-    assert Export(settings_of(tmp_path), RUN, shown).write_all() == 6
+    assert Export(settings, RUN, shown).write_all() == 6
     assert same(shown.values)
     named = {tag(axis, curve) for axis in Axis for curve in CURVES}
     assert named - shown.values.keys() == {"by_version/merge_rate", "by_minute/merge_rate"}
+    assert Export(settings, "another", shown).write_all() == 0
 
 
-def test_a_point_comes_only_once_it_can_not_change(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
+def test_a_point_comes_only_once_it_can_not_change(settings: Settings) -> None:
+    def at(axis: Axis, until_ms: int) -> list[tuple[int, int]]:
+        return [(one.step, one.at_ms) for one in read(settings, axis, until_ms)]
 
-    def at(until_ms: int) -> list[tuple[int, int]]:
-        return [(one.step, one.at_ms) for axis in Axis for one in read(settings, axis, until_ms)]
-
-    published_ms = BEGIN_MS + 150_000
-    minutes = list(MINUTES.items())
-    assert at(published_ms - 1) == minutes[:1]
-    assert at(published_ms) == [FIRST, *minutes[:1]]
-    assert at(SECOND[1] + PAUSE_MS - 1) == [FIRST, *minutes[:2]]
-    assert at(SECOND[1] + PAUSE_MS) == [FIRST, SECOND, *minutes[:2]]
-    assert at(THIRD[1] + PAUSE_MS) == [FIRST, SECOND, THIRD, *minutes]
-
-
-def test_a_point_that_was_final_is_the_same_in_a_later_lake(tmp_path: Path) -> None:
-    for second in (131, 160, 171, 1950):
-        early = settings_of(tmp_path / str(second), second)
-        until_ms = BEGIN_MS + second * 1000
-        for axis in Axis:
-            before, after = (read(one, axis, until_ms) for one in (early, settings_of(tmp_path / f"{second}{axis}")))
-            assert before == after, (second, axis)
+    published_ms, [first, second, third] = BEGIN_MS + 150_000, MINUTES.items()
+    assert at(Axis.BY_VERSION, published_ms - 1) == []
+    assert at(Axis.BY_VERSION, published_ms) == [FIRST]
+    assert at(Axis.BY_VERSION, SECOND[1] + PAUSE_MS - 1) == [FIRST]
+    assert at(Axis.BY_VERSION, SECOND[1] + PAUSE_MS) == [FIRST, SECOND]
+    assert at(Axis.BY_VERSION, THIRD[1] + PAUSE_MS) == [FIRST, SECOND, THIRD]
+    assert at(Axis.BY_MINUTE, second[1] - 1) == [first]
+    assert at(Axis.BY_MINUTE, third[1]) == [first, second, third]
 
 
-@pytest.mark.parametrize("written", [0, 1, 20, 23, 45, 100])
-def test_a_start_after_a_crash_writes_what_is_missing_and_nothing_twice(tmp_path: Path, written: int) -> None:
-    settings, shown = settings_of(tmp_path), Shown()
-    shown.dies_after = written
-    with pytest.raises(KeyboardInterrupt):
-        Export(settings, RUN, shown).write_all()
-    shown.dies_after = None
-    assert Export(settings, RUN, shown).write_all() > 0
-    assert same(shown.values)
+@pytest.mark.parametrize("second", [160, 1950])
+def test_a_point_that_was_final_is_the_same_in_a_later_lake(settings: Settings, tmp_path: Path, second: int) -> None:
+    early, until_ms = settings_of(tmp_path, second), BEGIN_MS + second * 1000
+    for axis in Axis:
+        before = read(early, axis, until_ms)
+        assert before == read(settings, axis, until_ms)
+        assert before != []
+
+
+def test_a_start_after_a_crash_writes_what_is_missing_and_nothing_twice(settings: Settings) -> None:
+    for values in (0, 23, 100):
+        shown = Shown()
+        shown.dies_after = values
+        with pytest.raises(KeyboardInterrupt):
+            Export(settings, RUN, shown).write_all()
+        assert sum(map(len, shown.values.values())) == values
+        shown.dies_after = None
+        assert Export(settings, RUN, shown).write_all() > 0
+        assert same(shown.values), values
     assert Export(settings, RUN, shown).write_all() == 0
 
 
