@@ -1,7 +1,8 @@
 """A run of two policy versions whose curves are known.
 
 Version 1 is published at 0 s, 2 at 150 s. Task `a` (rewards 1 and 0) ends at 61 s and 62 s, task `b` (1 and 1) at 100 s and 130 s, all in
-version 1; task `c` at 170 s: one session has reward 1, one failed and has none. Each session has two calls that one conversation makes.
+version 1; task `c` at 170 s: one session has reward 1, one failed and has none. Of the failed one five tokens are masked, and four of eight
+calls with a history continue an earlier one. Each session has two calls that one conversation makes.
 Version 1 sampled all of them, so the sessions of `c` are one version behind. Half an hour later one more session ends, also in version 2.
 """
 
@@ -15,12 +16,23 @@ from tests.analytics.story import NOON, Told, conversation, submitted, yielded
 from topics.fleet import PolicyVersion
 from topics.types.errors import Kind, SessionError
 from topics.types.session import Status
+from topics.types.trajectory import Stats
 
 RUN = "grpo"
 BEGIN_MS = 1_700_000_040_000
 """The story's second 0, Unix ms: the beginning of a minute."""
 SAMPLED, READ = 20, 20 + 50
 """Tokens of a session that the model sampled and read."""
+MASKED = Stats(
+    2,
+    2,
+    1,
+    60,
+    SAMPLED,
+    SAMPLED - 5,
+    masked_tokens={"filtered_grammar": 5, "side_call": 30},
+    drift={"clean": 3, "realign": 1, "edited": 4},
+)
 LOST = SessionError("run", Kind.INFRA, "lost", "its worker died")
 
 
@@ -49,7 +61,8 @@ def _task(task_id: str, at: float, ends: dict[float, float | None]) -> Iterator[
         ]
         yield from calls
         status, error = (Status.COMPLETED, None) if reward is not None else (Status.FAILED, LOST)
-        yield end, yielded(session_id, len(ends), calls, status, reward, run=RUN, error=error)
+        more = {} if error is None else {"error": error, "stats": MASKED}
+        yield end, yielded(session_id, len(ends), calls, status, reward, run=RUN, **more)
 
 
 FIRST = (1, BEGIN_MS + 130_000)
@@ -61,11 +74,11 @@ MINUTES = {number: BEGIN_MS + (number + 1) * 60_000 for number in (1, 2, 33)}
 
 
 def curve(
-    name: str, by_version: Iterable[float], by_minute: Iterable[float]
+    name: str, by_version: Iterable[float | None], by_minute: Iterable[float | None]
 ) -> dict[str, list[tuple[int, int, float]]]:
     """A curve's points by its full names: step, time, value."""
-    versions = [(*at, value) for at, value in zip((FIRST, SECOND, THIRD), by_version, strict=True)]
-    minutes = [(*at, value) for at, value in zip(MINUTES.items(), by_minute, strict=True)]
+    versions = [(*at, value) for at, value in zip((FIRST, SECOND, THIRD), by_version, strict=True) if value is not None]
+    minutes = [(*at, value) for at, value in zip(MINUTES.items(), by_minute, strict=True) if value is not None]
     return {f"by_version/{name}": versions, f"by_minute/{name}": minutes}
 
 
@@ -94,8 +107,9 @@ TRUTH = (
     | curve("calls", [8, 4, 2], [6, 6, 2])
     | curve("prompt_tokens", [4 * READ, 2 * READ, READ], [3 * READ, 3 * READ, READ])
     | curve("sampled_tokens", [4 * SAMPLED, 2 * SAMPLED, SAMPLED], [3 * SAMPLED, 3 * SAMPLED, SAMPLED])
-    | curve("trainable_tokens", [4 * SAMPLED, 2 * SAMPLED, SAMPLED], [3 * SAMPLED, 3 * SAMPLED, SAMPLED])
-    | curve("masked_share", [0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
+    | curve("trainable_tokens", [4 * SAMPLED, 2 * SAMPLED - 5, SAMPLED], [3 * SAMPLED, 3 * SAMPLED - 5, SAMPLED])
+    | curve("masked_share", [0.0, 5 / 40, 0.0], [0.0, 5 / 60, 0.0])
+    | curve("merge_rate", [None, 0.5, None], [None, 0.5, None])
     | curve("versions_behind", [0.0, 1.0, 1.0], [0.0, 2 / 3, 1.0])
 )
-"""All curves but `merge_rate`: the sessions' statistics have no drift, so it has no value."""
+"""All curves. Only one session has calls with a history, so `merge_rate` has one point on each axis."""
