@@ -41,6 +41,8 @@ _PLAIN_JVM = (
     "-XX:TieredStopAtLevel=1",
     "-XX:-UsePerfData",
     "-XX:+ExitOnOutOfMemoryError",
+    # Grows as needed: the heap is a sixty-fourth of the machine's memory otherwise, and a collector that waits for it to fill touches all.
+    "-Xms32m",
     f"-Xmx{HEAP}",
 )
 
