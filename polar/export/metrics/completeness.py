@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from analytics.lake.manifest import Manifest, Partition
 from topics.environment.settings import Settings
-from topics.log import kafka
+from topics.log import kafka, lag
 from topics.types.errors import NotReadyError
 
 COUNTED = ("completions", "events", "fleet", "trajectories")
@@ -20,7 +20,7 @@ COUNTED = ("completions", "events", "fleet", "trajectories")
 CLOCKS_MS = 5_000
 """Records of one partition may come from hosts whose clocks differ by this much."""
 ANSWER_S = 30.0
-STOP_S = 1.0
+"""For Kafka's answer."""
 
 
 def complete_until(settings: Settings, manifest: Manifest) -> int:
@@ -58,8 +58,8 @@ async def _ends(settings: Settings, manifest: Manifest) -> dict[Partition, int]:
         for topic, number in counted(manifest)
     }
     try:
-        async with asyncio.timeout(ANSWER_S), kafka.started(kafka.consumer(settings, committed=False), STOP_S) as asker:
-            found = await asker.end_offsets(names) if names else {}
+        async with asyncio.timeout(ANSWER_S):
+            found = await lag.ends(settings, names, committed=False)
     except (kafka.KafkaError, TimeoutError, ConnectionError) as error:
         raise NotReadyError(f"Kafka at {settings.kafka} doesn't say how far its topics go: {error!r}") from error
     return {names[partition]: end for partition, end in found.items()}
