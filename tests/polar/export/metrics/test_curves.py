@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from polar.export.metrics.curves import CURVES, Axis, Point, points, tag
 from polar.export.metrics.run import Export
 from tests.analytics.story import write
 from tests.polar.export.metrics.known import BEGIN_MS, FIRST, MINUTES, RUN, SECOND, THIRD, TRUTH, told
+from tests.waiting import eventually
 from topics.environment.settings import Settings
 from topics.log.last_read import LastRead
 
 LATER_MS = BEGIN_MS + 86_400_000
 PAUSE_MS = 600_000
+DEADLINE_S = 60.0
 
 
 def settings_of(folder: Path, until: float = 1e9) -> Settings:
@@ -110,6 +113,16 @@ def test_a_start_after_a_crash_writes_what_is_missing_and_nothing_twice(settings
         assert Export(settings, RUN, shown).write_all() > 0
         assert same(shown.values), values
     assert Export(settings, RUN, shown).write_all() == 0
+
+
+async def test_following_waits_for_a_lake_and_writes_what_comes(tmp_path: Path) -> None:
+    export, stop = Export(Settings(data=tmp_path), RUN, Shown()), asyncio.Event()
+    following = asyncio.create_task(export.follow(stop))
+    await eventually(lambda: export.failures, DEADLINE_S)
+    await asyncio.to_thread(settings_of, tmp_path)
+    await eventually(lambda: export.points == 6 and export.failures == 0, DEADLINE_S)
+    stop.set()
+    await following
 
 
 def test_the_lake_is_complete_up_to_the_oldest_record_behind_which_another_lies() -> None:

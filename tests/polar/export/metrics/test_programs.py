@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ import pytest
 from tests import installed
 from tests.polar.export.metrics.known import RUN, TRUTH
 from tests.polar.export.metrics.test_curves import settings_of
+from tests.serving import free_port
+from tests.waiting import until
 
 pytestmark = pytest.mark.contract
 
@@ -50,21 +53,16 @@ class Program:
 
     def export(self, data: Path) -> int:
         """Run the command; returns the number of points that it wrote."""
+        return int(json.loads(self._run(*self._command(data), "--format", "json"))["points"])
+
+    def start(self, data: Path, *options: str) -> subprocess.Popen[bytes]:
+        """Start the command with further options."""
+        command = [sys.executable, *map(str, self._command(data)), *options]
+        return subprocess.Popen(command, env=self._environment, cwd=self.folder)
+
+    def _command(self, data: Path) -> list[str | Path]:
         options: list[str | Path] = ["--logdir", self.folder] if self.name == "tensorboard" else []
-        command: list[str | Path] = [
-            "-m",
-            "polar.cli",
-            "export",
-            "metrics",
-            "--run",
-            RUN,
-            "--to",
-            self.name,
-            *options,
-            "--data",
-            data,
-        ]
-        return int(json.loads(self._run(*command, "--format", "json"))["points"])
+        return ["-m", "polar.cli", "export", "metrics", "--run", RUN, "--to", self.name, *options, "--data", data]
 
     def read(self) -> dict[str, list[list[float]]]:
         """What it has, by curve."""
@@ -116,6 +114,33 @@ def test_the_program_has_each_point_once_after_a_second_start(
         # Values of event files have 32 bits.
         assert found.keys() == TRUTH.keys()
     assert found == {curve: [pytest.approx(list(one), rel=1e-6) for one in points] for curve, points in TRUTH.items()}
+
+
+def test_an_export_that_follows_tells_its_metrics_until_it_is_stopped(
+    libraries: Path, whole: Path, tmp_path: Path
+) -> None:
+    program, port = Program("tensorboard", tmp_path, libraries), free_port()
+    address = f"http://127.0.0.1:{port}"
+    following = program.start(whole, "--follow", "--metrics-port", str(port))
+
+    def told() -> str:
+        assert following.poll() is None
+        try:
+            with urllib.request.urlopen(f"{address}/metrics", timeout=COMMAND_S) as answer:
+                text: str = answer.read().decode()
+        except OSError:
+            return ""
+        return text if 'polar_export_points_total{role="export"} 6.0' in text else ""
+
+    try:
+        text = until(told, COMMAND_S)
+        with urllib.request.urlopen(f"{address}/readyz", timeout=COMMAND_S) as answer:
+            assert answer.status == 200
+    finally:
+        following.terminate()
+    assert following.wait(COMMAND_S) == 0
+    assert 'polar_export_failures{role="export"} 0.0' in text
+    assert program.read().keys() == TRUTH.keys()
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(whole: Path, tmp_path: Path) -> None:
