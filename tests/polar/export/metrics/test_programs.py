@@ -20,7 +20,7 @@ from tests.polar.export.metrics.test_curves import settings_of
 from tests.serving import free_port
 from tests.waiting import until
 
-pytestmark = pytest.mark.contract
+pytestmark = pytest.mark.hard
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
