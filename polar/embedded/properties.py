@@ -61,8 +61,8 @@ replica.fetch.max.bytes={max_message}
 # Requests in memory are bounded: clients wait, the heap doesn't overflow.
 socket.request.max.bytes={max_request}
 queued.max.request.bytes={max_request}
-# 128 MiB by default, half the heap; 16 MiB hold some 600,000 keys a pass.
-log.cleaner.dedupe.buffer.size=16777216
+# 128 MiB by default, half the heap; 4 MiB hold some 150,000 keys a pass.
+log.cleaner.dedupe.buffer.size=4194304
 """
 
 _OPEN = "listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT\n"
