@@ -42,7 +42,9 @@ class PartsMetrics:
         found = dict(zip(self._urls, answers, strict=True))
         registry = CollectorRegistry()
         registry.register(
-            _Merged({part: told for part, told in found.items() if told is not None or part not in self._on_demand})
+            _Merged(
+                {part: figures for part, figures in found.items() if figures is not None or part not in self._on_demand}
+            )
         )
         return generate_latest(registry)
 

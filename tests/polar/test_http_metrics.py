@@ -64,13 +64,13 @@ async def test_requests_count_by_route_and_status_and_no_id_is_a_label() -> None
             assert await stream.content.readline() == b"data: 1\n"
             assert (await samples(metrics))["polar_event_streams",] == 1
 
-        async def told() -> dict[tuple[str, ...], float] | None:
+        async def finished() -> dict[tuple[str, ...], float] | None:
             """The samples, once the two requests that the client left are over."""
             seen = await samples(metrics)
             ends = [("/tasks/{task_id}", "left"), ("/events", "left")]
             return seen if all(("polar_http_requests_total", *end) in seen for end in ends) else None
 
-        found = await eventually(told, DEADLINE_S)
+        found = await eventually(finished, DEADLINE_S)
     assert found is not None
     assert {key[1:]: value for key, value in found.items() if key[0] == "polar_http_requests_total"} == {
         ("/events", "left"): 1,

@@ -90,8 +90,8 @@ async def test_the_id_of_a_refused_task_is_free_and_its_cancel_ends_no_later_tas
     assert await second == (200, {"task_id": "t", "status": "running"})
     assert (await answer(rest, "DELETE", "/rollout/task/t"))[1]["status"] == "running"
     assert await coordinator.cancels_of("t") == 1
-    async with rest.get(f"http://{METRICS.host}:{METRICS.port}/metrics") as told:
-        text = await told.text()
+    async with rest.get(f"http://{METRICS.host}:{METRICS.port}/metrics") as response:
+        text = await response.text()
     assert 'polar_http_requests_total{role="rest",route="/rollout/task/submit",status="409"} 1.0' in text
     assert 'polar_http_requests_total{role="rest",route="/rollout/task/{task_id}",status="200"}' in text
 

@@ -36,7 +36,7 @@ MASKED = Stats(
 LOST = SessionError("run", Kind.INFRA, "lost", "its worker died")
 
 
-def told(until: float = 1e9) -> list[Told]:
+def records(until: float = 1e9) -> list[Told]:
     """Records up to `until` seconds after the beginning, as `tests.analytics.story.write` takes them."""
     shift = (BEGIN_MS - NOON) / 1000
     return [(at + shift, record) for at, record in sorted(_all(), key=lambda one: one[0]) if at <= until]

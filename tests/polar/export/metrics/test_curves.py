@@ -14,7 +14,7 @@ from polar.export.metrics.completeness import counted, read_until
 from polar.export.metrics.curves import CURVES, Axis, Point, points, tag
 from polar.export.metrics.run import Export
 from tests.analytics.story import write
-from tests.polar.export.metrics.known import BEGIN_MS, FIRST, MINUTES, RUN, SECOND, THIRD, TRUTH, told
+from tests.polar.export.metrics.known import BEGIN_MS, FIRST, MINUTES, RUN, SECOND, THIRD, TRUTH, records
 from tests.waiting import eventually
 from topics.environment.settings import Settings
 from topics.log.last_read import LastRead
@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 def settings_of(folder: Path, until: float = 1e9) -> Settings:
     """Settings of a system without Kafka whose lake has the run's records up to a second."""
     made = Settings(data=folder)
-    write(made.lake_folder, told(until))
+    write(made.lake_folder, records(until))
     return made
 
 

@@ -123,7 +123,7 @@ def test_an_export_that_follows_tells_its_metrics_until_it_is_stopped(
     address = f"http://127.0.0.1:{port}"
     following = program.start(whole, "--follow", "--metrics-port", str(port))
 
-    def told() -> str:
+    def complete_text() -> str:
         assert following.poll() is None
         try:
             with urllib.request.urlopen(f"{address}/metrics", timeout=COMMAND_S) as answer:
@@ -133,7 +133,7 @@ def test_an_export_that_follows_tells_its_metrics_until_it_is_stopped(
         return text if 'polar_export_points_total{role="export"} 6.0' in text else ""
 
     try:
-        text = until(told, COMMAND_S)
+        text = until(complete_text, COMMAND_S)
         with urllib.request.urlopen(f"{address}/readyz", timeout=COMMAND_S) as answer:
             assert answer.status == 200
     finally:
