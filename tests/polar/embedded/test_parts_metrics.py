@@ -38,3 +38,13 @@ async def test_a_part_that_hangs_is_down_and_the_answer_still_comes() -> None:
         parts = PartsMetrics({"hung": f"http://{HOST}:{silent.getsockname()[1]}/metrics"}, "token")
         async with serve_metrics(parts, HOST, 0) as url, aiohttp.ClientSession() as client, client.get(url) as answer:
             assert 'polar_part_up{part="hung"} 0.0' in await answer.text()
+
+
+async def test_a_part_that_runs_on_demand_is_there_or_is_not_and_never_down() -> None:
+    page = Metrics()
+    gone = f"http://{HOST}:{free_port()}/metrics"
+    async with serve_metrics(page, HOST, 0) as url:
+        for address, ups in ((gone, {"other": 0}), (url, {"other": 0, "page": 1})):
+            merged = PartsMetrics({"page": address, "other": gone}, "token", on_demand=["page"])
+            found = {family.name: family for family in text_string_to_metric_families((await merged.scrape()).decode())}
+            assert {sample.labels["part"]: sample.value for sample in found["polar_part_up"].samples} == ups
