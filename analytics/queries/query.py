@@ -15,7 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import duckdb
+import msgspec
 
+from analytics.lake import places
 from analytics.lake.manifest import Lake, Manifest
 from analytics.lake.schema import TABLES
 from analytics.queries import views
@@ -38,6 +40,8 @@ LISTS = re.compile(r"information_schema|duckdb_|pg_|pragma_|sqlite_", re.IGNOREC
 OF_ONE = frozenset({"DESCRIBE", "SUMMARY"})
 """Parse-tree sorts of DESCRIBE and SUMMARIZE that name what they describe; SHOW, and DESCRIBE without a name, list what there is."""
 ONLY_READS = "only queries are allowed: SELECT, WITH … SELECT, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, or EXPLAIN of one of these"
+PREFIX = "lake."
+"""Of the tables' names: their schema."""
 BATCH = 1024
 """Rows fetched at a time."""
 ARROW_BATCH = 65_536
@@ -69,12 +73,14 @@ class Answer:
 class Reader:
     """Runs queries, one at a time, on the lake as of `manifest`."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, manifest: Manifest) -> None:
         self._connection = connection
-        self._folder = folder
+        self._lake = lake
         self.manifest = manifest
         self._created: set[str] = set()
         """Names of views and tables that are there. Making all of them takes a third of a second of computing, and a query uses few."""
+        self._filled: set[str] = set()
+        """The tables with rows. Those of which only names and types were of interest have none: their files may have to be copied."""
 
     def ask(self, sql: str) -> Answer:
         """Run one query. Raises InputError for anything else and for wrong SQL, NotReadyError if a file of the lake can't be read."""
@@ -95,27 +101,41 @@ class Reader:
 
     def _bound(self, sql: str, lists: bool, run: Callable[[str], T]) -> T:
         """Run a checked query once the views that it uses exist, or all views if it `lists` them."""
-        self._create(views.EVERY if lists else views.needed(sql))
+        self._create(views.needed(sql), views.EVERY if lists else frozenset())
         try:
             return run(sql)
         except duckdb.CatalogException:
             # Names may be hidden from `needed`, and DuckDB proposes a similar name only if it is there.
+            self._create(frozenset(), views.EVERY)
+            # For a name that isn't there at all, this raises before all tables get their files.
+            self._connection.sql(sql)
             self._create(views.EVERY)
             return run(sql)
 
-    def _create(self, names: Set[str]) -> None:
-        if not (missing := names - self._created):
+    def _create(self, needed: Set[str], listed: Set[str] = frozenset()) -> None:
+        """Create views and tables that aren't there. Those only `listed` have their names and types, but no rows."""
+        empty = sorted(name for name in needed - self._filled if name.startswith(PREFIX))
+        missing = (needed | listed) - self._created
+        if not (missing or empty):
             return
+        tables = [name.removeprefix(PREFIX) for name in empty]
+        files = {name: self.manifest.files.get(name, []) for name in tables}
+        shown = msgspec.structs.replace(self.manifest, files=files)
         try:
-            views.create(self._connection, self._folder, self.manifest, missing)
+            self._lake.fetch(shown, tables)
+            views.create(self._connection, self._lake.folder, shown, missing)
+            there = [name for name in tables if PREFIX + name not in missing]
+            views.fill(self._connection, self._lake.folder, shown, there)
         except duckdb.InterruptException:
             raise
-        except duckdb.Error as error:
+        except (OSError, duckdb.Error) as error:
             # DuckDB calls a listed file that doesn't exist forbidden.
-            paths = views.files(self._folder, self.manifest, *TABLES)
+            paths = views.files(self._lake.folder, shown, *tables)
             gone = next((f"{path} is gone" for path in paths if not Path(path).exists()), None)
-            raise NotReadyError(f"the lake in {self._folder} can't be read: {gone or error}") from error
+            why = error if isinstance(error, OSError) else gone or error
+            raise NotReadyError(f"the lake in {self._lake.store.place} can't be read: {why}") from error
         self._created |= missing
+        self._filled |= {*empty}
 
     def _check(self, sql: str) -> bool:
         """Raise InputError unless `sql` is one statement that only reads. Returns whether it lists what there is."""
@@ -161,7 +181,7 @@ class Reader:
 @contextmanager
 def connect(settings: Settings) -> Iterator[Reader]:
     """A reader of the newest manifest, whose files are kept while the context lasts. Raises NotReadyError if no lake can be read."""
-    lake = Lake(settings.lake_folder)
+    lake = places.lake(settings)
     with ExitStack() as stack:
         try:
             manifest = stack.enter_context(lake.pin())
@@ -172,8 +192,8 @@ def connect(settings: Settings) -> Iterator[Reader]:
             connection.execute("SET TimeZone = 'UTC'; SET parquet_metadata_cache = true")
             _lock(connection, views.files(lake.folder, manifest, *TABLES), spill)
         except (OSError, duckdb.Error) as error:
-            raise NotReadyError(f"the lake in {lake.folder} can't be read: {error}") from error
-        yield Reader(connection, lake.folder, manifest)
+            raise NotReadyError(f"the lake in {lake.store.place} can't be read: {error}") from error
+        yield Reader(connection, lake, manifest)
 
 
 def _close(connection: duckdb.DuckDBPyConnection) -> None:

@@ -41,14 +41,14 @@ def prune(
     Heartbeats and dead letters of that age go as well. Writers and queries go on meanwhile; the disk's room is free some ten minutes later,
     once a writer runs. Kafka, trajectories on it and the blob store aren't touched.
     """
-    from analytics.lake.manifest import Lake
+    from analytics.lake import places
     from analytics.lake.retention import expire
 
     if not older_than >= LEAST_DAYS:
         raise InputError(
             FIELD, f"{older_than:g}", f"at least {LEAST_DAYS} days: younger tasks may still run, or be on Kafka"
         )
-    there = Lake(settings.load(data).lake_folder)
+    there = places.lake(settings.load(data))
     before_ms = int((time.time() - older_than * DAY_S) * 1000)
     # A pin says that there is no lake; to write would make one.
     with there.pin(), there.writing() as writing:
@@ -56,7 +56,7 @@ def prune(
     if output is Format.JSON:
         print_json({table: each._asdict() for table, each in removed.items()})
     elif not removed:
-        note(f"nothing in {there.folder} is older than {older_than:g} days")
+        note(f"nothing in {there.store.place} is older than {older_than:g} days")
     else:
         title = ">would be removed" if dry_run else ">rows removed"
         show(
