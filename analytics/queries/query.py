@@ -107,8 +107,7 @@ class Reader:
         except duckdb.CatalogException:
             # Names may be hidden from `needed`, and DuckDB proposes a similar name only if it is there.
             self._create(frozenset(), views.EVERY)
-            # For a name that isn't there at all, this raises before all tables get their files.
-            self._connection.sql(sql)
+            run(sql)  # raises for a name that isn't there at all, before all tables get their files
             self._create(views.EVERY)
             return run(sql)
 

@@ -108,7 +108,10 @@ def test_a_commit_that_comes_between_is_kept(tmp_path: Path, monkeypatch: pytest
 
     def commit_first(lake: Lake, base: Manifest, new: Manifest) -> Manifest:
         if not added:
-            added.append(File("of-another-writer.parquet", 1, 100))
+            row = dict.fromkeys(TABLES["disowned"].arrow.names) | {"task_id": "new", "logged_at": CUT_MS}
+            made, _ = files.arrow(TABLES["disowned"], [row])
+            name = "of-another-writer.parquet"
+            added.append(File(name, 1, files.write(lake.folder / "disowned" / name, made)))
             whole(lake, lake.newest(), lake.newest().advanced({("events", 0): 10**6}, {"disowned": added}))
         return whole(lake, base, new)
 
@@ -125,7 +128,7 @@ def test_files_that_are_merged_meanwhile_are_looked_through_again(
     lake = write(tmp_path / "lake", known_run())
     split(lake, "completions", 3)
     expected, whole = contents(lake), Lake.commit
-    cut = NOON + 40_000
+    cut = max(max(_times(lake, task)) for task in ("mend", "parse", "talk"))
     doomed = old_tasks(lake, lake.newest(), cut)
     merged: list[bool] = []
 
