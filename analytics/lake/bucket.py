@@ -156,13 +156,9 @@ class BucketStore(Store):
         return f"{self._address}/{_manifest(version)}"
 
     def publish(self, written: Mapping[str, Iterable[str]]) -> None:
-        """The drafts are deleted, also if it fails."""
-        paths = [self.folder / table / name for table, names in written.items() for name in names]
-        try:
-            _in_parallel(self._upload, paths)
-        finally:
-            for path in paths:
-                path.unlink(missing_ok=True)
+        _in_parallel(self._upload, [self.folder / table / name for table, names in written.items() for name in names])
+        for table, names in written.items():
+            self.drop_drafts(table, names)
 
     def fetch(self, table: str, sizes: Mapping[str, int]) -> None:
         folder = self.folder / table
@@ -177,10 +173,11 @@ class BucketStore(Store):
         return pa.PythonFile(io.BufferedReader(_Object(self, f"{table}/{name}"), BUFFER), "r")
 
     def remove(self, table: str, names: Iterable[str]) -> None:
-        there = [*names]
-        for name in there:
+        _in_parallel(lambda name: self._delete(f"{table}/{name}"), names)
+
+    def drop_drafts(self, table: str, names: Iterable[str]) -> None:
+        for name in names:
             (self.folder / table / name).unlink(missing_ok=True)
-        _in_parallel(lambda name: self._delete(f"{table}/{name}"), there)
 
     def unclaimed(self) -> set[tuple[str, str]]:
         if self._listed_at is not None and time.monotonic() - self._listed_at < SWEEP_S:

@@ -187,6 +187,8 @@ def _remove(lake: Lake, doomed: Set[tuple[str, str]]) -> None:
 def _bury(lake: Lake, writer: str) -> None:
     """Remove a dead writer's files that are in no manifest: it can't commit them any more."""
     there = {(table, path.name) for table in TABLES for path in (lake.folder / table).glob(f"{writer}-*")}
+    for table, name in there:
+        lake.store.drop_drafts(table, [name])
     _remove(lake, there - _named(lake, lake.versions()))
 
 

@@ -232,9 +232,11 @@ class Lake:
 
     def discard(self, table: str, names: Iterable[str]) -> None:
         """Remove files that weren't committed, which matters on a full disk; files that are or may get in the newest manifest are kept."""
+        names = set(names)
         with suppress(OSError):
+            self.store.drop_drafts(table, names)
             named = {file.name for file in self.newest().files.get(table, ())}
-            unused = set(names) - named - self._in_doubt
+            unused = names - named - self._in_doubt
             self.store.remove(table, unused)
             for name in unused:
                 self._published.pop(name, None)

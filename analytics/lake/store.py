@@ -103,6 +103,10 @@ class Store(ABC):
         """Remove files of a table, if they are there."""
 
     @abstractmethod
+    def drop_drafts(self, table: str, names: Iterable[str]) -> None:
+        """Remove drafts of files of a table from this host, if the lake itself is elsewhere."""
+
+    @abstractmethod
     def unclaimed(self) -> set[tuple[str, str]]:
         """Tables and names of files whose writer may be dead, though no mark says so. Some are in manifests."""
 
@@ -182,6 +186,9 @@ class FolderStore(Store):
     def remove(self, table: str, names: Iterable[str]) -> None:
         for name in names:
             (self.folder / table / name).unlink(missing_ok=True)
+
+    def drop_drafts(self, table: str, names: Iterable[str]) -> None:
+        """What is written here is the lake's."""
 
     def unclaimed(self) -> set[tuple[str, str]]:
         """None: each writer has a mark, whose lock ends with it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import duckdb
 import msgspec
@@ -34,6 +34,8 @@ READS = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "C
 """Parse-tree nodes that only read. A SELECT statement may contain an INSERT or a COPY in its `WITH`."""
 RUNS_TEXT = frozenset({"query", "json_execute_serialized_sql"})
 """Functions that run a string as SQL, which would not be checked."""
+BY_TEXT = frozenset({"query_table"})
+"""Functions whose argument is a table's name, which a query may compute."""
 EXPLAIN = re.compile(r"(\s|--[^\n]*\n)*EXPLAIN\s+(ANALYZE\s+)?(\([\w\s,]*\)\s*)?(?=\S)", re.IGNORECASE)
 LISTS = re.compile(r"information_schema|duckdb_|pg_|pragma_|sqlite_", re.IGNORECASE)
 """A query that reads a list of what there is."""
@@ -45,6 +47,14 @@ PREFIX = "lake."
 BATCH = 1024
 """Rows fetched at a time."""
 ARROW_BATCH = 65_536
+
+
+class Names(NamedTuple):
+    """Views and tables of a query."""
+
+    used: Set[str]
+    listed: Set[str]
+    """Those that it needs only to be there."""
 
 
 class SqlError(InputError):
@@ -85,36 +95,34 @@ class Reader:
     def ask(self, sql: str) -> Answer:
         """Run one query. Raises InputError for anything else and for wrong SQL, NotReadyError if a file of the lake can't be read."""
         with _as_our_errors(sql):
-            lists = self._check(sql)
-            return Answer(sql, self._bound(sql, lists, self._connection.execute))
+            names = self._check(sql)
+            return Answer(sql, self._bound(sql, names, self._connection.execute))
 
     def batches(self, sql: str) -> tuple[Any, Iterator[Any]]:
         """The answer as a pyarrow Schema and RecordBatches. Raises as `ask`, also while the batches are read."""
         with _as_our_errors(sql):
-            lists = self._check(sql)
-            found = self._bound(sql, lists, self._connection.sql).to_arrow_reader(ARROW_BATCH)
+            names = self._check(sql)
+            found = self._bound(sql, names, self._connection.sql).to_arrow_reader(ARROW_BATCH)
             return found.schema, _batches(sql, found)
 
     def interrupt(self) -> None:
         """End the query of another thread, which raises InputError there."""
         self._connection.interrupt()
 
-    def _bound(self, sql: str, lists: bool, run: Callable[[str], T]) -> T:
-        """Run a checked query once the views that it uses exist, or all views if it `lists` them."""
-        self._create(views.needed(sql), views.EVERY if lists else frozenset())
+    def _bound(self, sql: str, names: Names, run: Callable[[str], T]) -> T:
+        """Run a checked query once the views of these names exist."""
+        self._create(*names)
         try:
             return run(sql)
         except duckdb.CatalogException:
-            # Names may be hidden from `needed`, and DuckDB proposes a similar name only if it is there.
+            # DuckDB proposes a similar name only if it is there.
             self._create(frozenset(), views.EVERY)
-            run(sql)  # raises for a name that isn't there at all, before all tables get their files
-            self._create(views.EVERY)
             return run(sql)
 
-    def _create(self, needed: Set[str], listed: Set[str] = frozenset()) -> None:
+    def _create(self, used: Set[str], listed: Set[str]) -> None:
         """Create views and tables that aren't there. Those only `listed` have their names and types, but no rows."""
-        empty = sorted(name for name in needed - self._filled if name.startswith(PREFIX))
-        missing = (needed | listed) - self._created
+        empty = sorted(name for name in used - self._filled if name.startswith(PREFIX))
+        missing = (used | listed) - self._created
         if not (missing or empty):
             return
         tables = [name.removeprefix(PREFIX) for name in empty]
@@ -136,8 +144,8 @@ class Reader:
         self._created |= missing
         self._filled |= {*empty}
 
-    def _check(self, sql: str) -> bool:
-        """Raise InputError unless `sql` is one statement that only reads. Returns whether it lists what there is."""
+    def _check(self, sql: str) -> Names:
+        """Raise InputError unless `sql` is one statement that only reads. Returns the names of views and tables that it uses."""
         try:
             sql.encode()
         except UnicodeEncodeError:
@@ -158,7 +166,7 @@ class Reader:
             raise InputError(FIELD, sql, ONLY_READS)
         return self._check_tree(sql)
 
-    def _check_tree(self, sql: str) -> bool:
+    def _check_tree(self, sql: str) -> Names:
         [(serialized,)] = self._connection.execute("SELECT json_serialize_sql($1)", [sql]).fetchall()
         try:
             tree = json.loads(serialized)
@@ -166,7 +174,7 @@ class Reader:
             raise InputError(FIELD, sql, "nested too deeply to be checked") from None
         if tree["error"]:
             raise InputError(FIELD, sql, f"{ONLY_READS}; {tree['error_message']}")
-        lists = LISTS.search(sql) is not None
+        lists, hides = LISTS.search(sql) is not None, False
         for node in _nodes(tree):
             kind, function = str(node.get("type", "")), str(node.get("function_name", "")).lower()
             if kind.endswith("_NODE") and kind not in READS:
@@ -174,7 +182,8 @@ class Reader:
             if function in RUNS_TEXT:
                 raise InputError(FIELD, sql, f"{function}() runs text as SQL; write that SQL itself")
             lists |= kind == "SHOW_REF" and node.get("show_type") not in OF_ONE
-        return lists
+            hides |= function in BY_TEXT
+        return Names(views.EVERY if hides else views.needed(sql), views.EVERY if lists else frozenset())
 
 
 @contextmanager
