@@ -50,13 +50,15 @@ def tidy(lake: Lake, writing: Writing, halt: threading.Event, grace_s: float = G
             return
         with suppress(FileNotFoundError):  # a manifest that a process of another host has removed first
             prune(lake, grace_s)
+        newest = lake.newest()
         for table in TABLES:
-            while not halt.is_set() and (chosen := choose(lake.newest().files.get(table, []))):
+            while not halt.is_set() and (chosen := choose(newest.files.get(table, []))):
                 is_merged = merge(lake, writing, table, chosen, halt)
                 # After a merge Arrow keeps a hundred megabytes of freed memory, much for this process.
                 pa.default_memory_pool().release_unused()
                 if not is_merged:
                     break
+                newest = lake.newest()
 
 
 def choose(there: Sequence[File]) -> list[File]:

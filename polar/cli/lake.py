@@ -1,8 +1,9 @@
-"""`polar lake prune` removes what is old from the lake."""
+"""`polar lake prune` removes what is old from the lake; `polar lake copy` copies the lake into a folder."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,11 +19,6 @@ LEAST_DAYS = 14
 DAY_S = 86_400
 
 app = typer.Typer(no_args_is_help=True, help="The lake, which `polar sql` queries.")
-
-
-@app.callback()
-def lake() -> None:
-    pass  # with it, a single subcommand keeps its name
 
 
 @app.command()
@@ -62,3 +58,28 @@ def prune(
         show(
             ["table", title, ">MB"], [[table, each.rows, f"{each.bytes / 1e6:.1f}"] for table, each in removed.items()]
         )
+
+
+@app.command()
+def copy(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, or an earlier copy.")],
+    output: Output = Format.TABLE,
+    data: Data = None,
+) -> None:
+    """Copy the lake as it is now into a folder, while writers go on. A later call copies only what is new.
+
+    Beside the copy in FOLDER/NAMESPACE is FOLDER/NAMESPACE.duckdb, a database for any DuckDB. `POLAR_LAKE=FOLDER polar sql` queries it.
+    """
+    from analytics.lake import copying, places
+    from analytics.lake.manifest import Lake
+    from analytics.queries import views
+
+    found = settings.load(data)
+    target = Lake(folder.absolute() / found.namespace)
+    copied = copying.copy(places.lake(found), target)
+    database = target.folder.with_name(f"{found.namespace}.duckdb")
+    views.write_database(database, target.folder, copied.manifest)
+    if output is Format.JSON:
+        print_json({"database": str(database), "files": copied.files, "bytes": copied.bytes})
+    else:
+        show(["database", ">new files", ">MB"], [[str(database), copied.files, f"{copied.bytes / 1e6:.1f}"]])

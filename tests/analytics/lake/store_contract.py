@@ -9,19 +9,20 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from analytics.lake import compaction, places, retention
+from analytics.lake import compaction, copying, places, retention
 from analytics.lake.manifest import ConflictError, Lake, Manifest
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
 from analytics.queries import query
 from analytics.writing.flush import SupersededError, flush
 from topics.environment.settings import Settings
-from topics.types.errors import NotReadyError
+from topics.types.errors import InputError, NotReadyError
 
 TABLE = "disowned"
 PARTITION = ("completions", 0)
@@ -130,8 +131,8 @@ class LakeContract:
         assert contents(lake) == [(0, 0), (0, 1), (0, 2)]
         assert len(self.stored(lake)) == 1
 
-    def test_writers_that_fight_over_partitions_write_each_row_once(self, hosts: Hosts) -> None:
-        ends = {PARTITION: 12, OTHER: 8}
+    def test_writers_that_fight_over_partitions_write_each_row_once(self, racing_hosts: Hosts) -> None:
+        hosts, ends = racing_hosts, {PARTITION: 12, OTHER: 8}
 
         def fight(number: int) -> None:
             chance, lake = random.Random(number), places.lake(hosts(f"host-{number}"))
@@ -202,6 +203,19 @@ class LakeContract:
         compaction.prune(lake, 0.0)
         assert len(self.stored(lake)) == 1
         assert asked(hosts("c"), f"SELECT DISTINCT task_id FROM lake.{TABLE}") == [("young",)]
+
+    def test_a_copy_shows_the_lake_as_it_was_and_gets_what_is_new(self, hosts: Hosts, tmp_path: Path) -> None:
+        lake, target = places.lake(hosts("a")), Lake(tmp_path / "copy")
+        write(lake, 0, 3)
+        assert copying.copy(lake, target)[1:] == (1, lake.newest().files[TABLE][0].bytes)
+        write(lake, 3, 5)
+        assert contents(target) == [(0, 0), (0, 1), (0, 2)]
+        assert copying.copy(lake, target).files == 1
+        assert contents(target) == [(0, offset) for offset in range(5)]
+        assert copying.copy(lake, target).files == 0
+        assert target.versions() == [1, 2]
+        with pytest.raises(InputError, match="is no copy of a lake"):
+            copying.copy(target, Lake(tmp_path))
 
     def test_a_query_of_names_alone_copies_nothing_and_a_hidden_name_has_its_rows(self, hosts: Hosts) -> None:
         write(places.lake(hosts("a")), 0, 3)

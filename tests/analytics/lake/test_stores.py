@@ -51,6 +51,10 @@ class TestFolder(LakeContract):
     def hosts(self, tmp_path: Path) -> Hosts:
         return lambda name: Settings(data=tmp_path / name, lake=str(tmp_path / "shared"))
 
+    @pytest.fixture
+    def racing_hosts(self, hosts: Hosts) -> Hosts:
+        return hosts
+
     def stored(self, lake: Lake) -> set[str]:
         return {path.name for path in (lake.folder / TABLE).iterdir()}
 
@@ -59,17 +63,18 @@ class TestFolder(LakeContract):
 
 
 @pytest.fixture
-def before(server: S3Server) -> Iterator[Front]:
-    with front(server.url) as made:
-        yield made
+def variables(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    return server.variables
 
 
 @pytest.fixture
-def variables(server: S3Server, before: Front, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    found = server.variables | {"AWS_ENDPOINT_URL": before.url}
-    for name, value in found.items():
-        monkeypatch.setenv(name, value)
-    return found
+def before(server: S3Server, variables: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """A server before the S3 server, which this process's variables name."""
+    with front(server.url) as made:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
+        yield made
 
 
 @pytest.fixture
@@ -89,6 +94,10 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestBucket(LakeContract):
+    @pytest.fixture
+    def racing_hosts(self, hosts: Hosts, before: Front) -> Hosts:
+        return hosts
+
     def stored(self, lake: Lake) -> set[str]:
         return stored(lake)
 

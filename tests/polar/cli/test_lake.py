@@ -1,14 +1,16 @@
-"""`polar lake prune` on a lake without a running system."""
+"""`polar lake prune` and `polar lake copy` on a lake without a running system."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import duckdb
 import pytest
 from typer.testing import CliRunner
 
 from analytics.lake.manifest import Lake
+from analytics.queries.query import connect
 from polar.cli.app import app
 from tests.analytics.known_run import known_run
 from tests.analytics.story import write
@@ -46,3 +48,26 @@ def test_without_a_lake_it_says_what_makes_one(tmp_path: Path) -> None:
     code, said = prune(tmp_path, "--older-than", "30")
     assert code == 3
     assert "no lake in" in said
+
+
+def test_a_copy_is_a_database_that_duckdb_opens_by_itself(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path / "data")
+    write(settings.lake_folder, known_run())
+    copied = tmp_path / "copied"
+
+    def copy() -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["lake", "copy", str(copied), "--data", str(settings.data), "--format", "json"])
+        return done.exit_code, done.output
+
+    code, out = copy()
+    assert code == 0, out
+    database = Path(json.loads(out)["database"])
+    assert database == copied / f"{settings.namespace}.duckdb"
+    with connect(settings) as reader, duckdb.connect(database, read_only=True) as shown:
+        for view in ("sessions", "calls", "tokens"):
+            expected = reader.ask(f"SELECT count(*) FROM {view}").rows()
+            assert shown.execute(f"SELECT count(*) FROM {view}").fetchall() == [*expected] != [(0,)]
+    assert json.loads(copy()[1])["files"] == 0
+    done = CliRunner().invoke(app, ["lake", "copy", str(settings.lake_folder.parent), "--data", str(tmp_path / "data")])
+    assert done.exit_code == 2
+    assert "is no copy of a lake" in done.output
