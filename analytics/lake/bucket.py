@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import threading
 import time
 import uuid
@@ -22,12 +21,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from analytics.lake import locks
+from analytics.lake.copies import Copies
 from analytics.lake.schema import TABLES
 from analytics.lake.store import MANIFESTS, Store, UnknownOutcomeError
 from topics.environment import s3
 from topics.environment.s3 import S3Address
-from topics.types.errors import InputError, NotReadyError
+from topics.types.errors import InputError
 
 SETTING = "POLAR_LAKE"
 PART = 8 * 1024 * 1024
@@ -37,10 +36,6 @@ BUFFER = 1024 * 1024
 """Bytes of a request that reads a part of a file. Small files take one."""
 AT_ONCE = 8
 """Uploads, downloads or deletions at the same time."""
-COPIES_BYTES = 16 * 1024**3
-"""The oldest copies beyond this size are deleted, unless a query may use them."""
-RECENT_S = 600.0
-"""A copy or draft that was used so lately isn't deleted."""
 SWEEP_S = 3600.0
 """Between two lists of all files of the bucket."""
 UNCLAIMED = timedelta(hours=1)
@@ -67,6 +62,7 @@ class BucketStore(Store):
         super().__init__(folder)
         self._address = address
         self._bucket = s3.connect(address)
+        self._copies = Copies(folder)
         self._newest: tuple[int, str | None] = (0, None)
         """Number and entity tag of the newest manifest when it was last looked for."""
         self._read: tuple[int, str | None, bytes] = (0, None, b"")
@@ -161,12 +157,10 @@ class BucketStore(Store):
             self.drop_drafts(table, names)
 
     def fetch(self, table: str, sizes: Mapping[str, int]) -> None:
-        folder = self.folder / table
-        folder.mkdir(parents=True, exist_ok=True)
-        missing = [name for name, size in sizes.items() if not _is_there(folder / name, size)]
+        missing = self._copies.missing(table, sizes)
         if not missing:
             return
-        self._make_room(sum(sizes[name] for name in missing))
+        self._copies.make_room(sum(sizes[name] for name in missing))
         _in_parallel(lambda name: self._copy(table, name, sizes[name]), missing)
 
     def open(self, table: str, name: str) -> Any:
@@ -193,7 +187,7 @@ class BucketStore(Store):
         return found
 
     def clean(self) -> None:
-        self._evict(COPIES_BYTES)
+        self._copies.evict()
 
     def size(self, key: str) -> int:
         """Bytes of an object. Raises FileNotFoundError, BucketError."""
@@ -264,33 +258,6 @@ class BucketStore(Store):
         finally:
             draft.unlink(missing_ok=True)
 
-    def _make_room(self, needed: int) -> None:
-        """Raises NotReadyError if copies of `needed` bytes don't fit on the disk."""
-        self._evict(max(COPIES_BYTES - needed, 0))
-        if needed > (free := shutil.disk_usage(self.folder).free):
-            raise NotReadyError(
-                f"the query needs {needed / 1e9:.1f} GB of files of the lake {self._address} on this disk, and {self.folder} has "
-                f"{free / 1e9:.1f} GB free: make room, name another data folder (--data), or ask for fewer tables"
-            )
-
-    def _evict(self, most_bytes: int) -> None:
-        """Delete the copies that were used the longest time ago, beyond a size, but none that a live reader has fetched."""
-        readers = self.folder / "readers"
-        marks = [readers / name for name in locks.living(readers)]
-        unused = min([time.time() - RECENT_S, *(at for at in map(_used_at, marks) if at is not None)])
-        found = sorted(
-            (used, path.stat().st_size, path)
-            for path in self.folder.glob("*/*.parquet*")
-            if (used := _used_at(path)) is not None
-        )
-        size = sum(one[1] for one in found)
-        for used, bytes_, path in found:
-            is_left = path.name.startswith(".")
-            if used >= unused or (size <= most_bytes and not is_left):
-                continue
-            path.unlink(missing_ok=True)
-            size -= bytes_
-
     @contextmanager
     def _as_input(self) -> Iterator[None]:
         """Raise InputError for a refusal."""
@@ -357,22 +324,6 @@ class _Object(io.RawIOBase):
 
 def _manifest(version: int) -> str:
     return f"{MANIFESTS}/{version:020}.json"
-
-
-def _is_there(path: Path, size: int) -> bool:
-    """Whether there is a whole copy. It counts as used now, so that it isn't deleted."""
-    try:
-        os.utime(path)
-        return path.stat().st_size == size
-    except FileNotFoundError:
-        return False
-
-
-def _used_at(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return None
 
 
 def _in_parallel(work: Callable[[T], object], items: Iterable[T]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import obstore
 import pytest
 
-from analytics.lake import bucket, compaction, places
+from analytics.lake import bucket, compaction, copies, places
 from analytics.lake.bucket import BucketError, BucketStore, RefusedError
 from analytics.lake.manifest import Lake, SweptError
 from analytics.lake.store import UnknownOutcomeError
@@ -208,13 +208,13 @@ def test_a_second_query_copies_only_what_is_new(hosts: Hosts) -> None:
     lake = places.lake(hosts("a"))
     write(lake, 0, 3)
     assert asked(hosts("b")) == [(3, 0, 2)]
-    copies = places.lake(hosts("b")).folder / TABLE
-    (first,) = copies.iterdir()
+    copied = places.lake(hosts("b")).folder / TABLE
+    (first,) = copied.iterdir()
     inode = first.stat().st_ino
     write(lake, 3, 5)
     assert asked(hosts("b")) == [(5, 0, 4)]
     assert first.stat().st_ino == inode
-    assert len([*copies.iterdir()]) == 2
+    assert len([*copied.iterdir()]) == 2
     assert [*(places.lake(hosts("b")).folder / "events").glob("*")] == [], "the query doesn't need them"
 
 
@@ -227,8 +227,8 @@ def test_a_copy_that_was_cut_is_made_again(hosts: Hosts) -> None:
 
 
 def test_old_copies_are_deleted_but_none_that_a_reader_may_use(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "COPIES_BYTES", 1)
-    monkeypatch.setattr(bucket, "RECENT_S", -60.0)
+    monkeypatch.setattr(copies, "MOST_BYTES", 1)
+    monkeypatch.setattr(copies, "RECENT_S", -60.0)
     lake = places.lake(hosts("a"))
     write(lake, 0, 3)
     (old,) = lake.newest().files[TABLE]
@@ -247,7 +247,7 @@ def test_a_disk_without_room_for_the_copies_is_said(hosts: Hosts, monkeypatch: p
     write(places.lake(hosts("a")), 0, 3)
     full = shutil.disk_usage("/")._replace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    with pytest.raises(NotReadyError, match=r"needs 0\.0 GB of files of the lake s3://.* make room"):
+    with pytest.raises(NotReadyError, match=r"needs copies of 0\.0 GB of the lake's files in .* make room"):
         asked(hosts("b"))
 
 

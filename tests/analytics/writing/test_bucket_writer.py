@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -77,7 +78,7 @@ async def test_a_host_reads_what_another_writes_and_an_outage_of_the_server_cost
         with capture_logs() as log:
             server.kill()
             await send(settings, *load[100:])
-            await eventually(lambda: _why(log), DEADLINE_S)
+            await eventually(lambda: bool(_why(log)), DEADLINE_S)
             assert "(POLAR_LAKE) can't be used: no answer (Connection refused" in _why(log)[0]
             server.start()
             await arrived(settings, await on_the_log(settings, None), DEADLINE_S)
@@ -88,7 +89,7 @@ async def test_a_host_reads_what_another_writes_and_an_outage_of_the_server_cost
         await asyncio.wait_for(running, DEADLINE_S)
 
 
-def _why(log: list[dict[str, str]]) -> list[str]:
+def _why(log: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         line["why"] for line in log if line["action"] == "analytics.failing" and "writing the lake in" in line["event"]
     ]
