@@ -33,7 +33,7 @@ PART = 8 * 1024 * 1024
 """Bytes of a part of a large upload: S3 takes 5 MiB at least, and 10,000 parts at most."""
 PARTS_AT_ONCE = 4
 BUFFER = 1024 * 1024
-"""Bytes of a request that reads a part of a file. Small files take one."""
+"""Bytes of a request that reads a part of a file. A smaller file takes one."""
 AT_ONCE = 8
 """Uploads, downloads or deletions at the same time."""
 SWEEP_S = 3600.0
@@ -163,8 +163,11 @@ class BucketStore(Store):
         self._copies.make_room(sum(sizes[name] for name in missing))
         _in_parallel(lambda name: self._copy(table, name, sizes[name]), missing)
 
-    def open(self, table: str, name: str) -> Any:
-        return pa.PythonFile(io.BufferedReader(_Object(self, f"{table}/{name}"), BUFFER), "r")
+    def open(self, table: str, name: str, size: int) -> Any:
+        key = f"{table}/{name}"
+        if size <= BUFFER:
+            return pa.BufferReader(self.part(key, 0, size))
+        return pa.PythonFile(io.BufferedReader(_Object(self, key, size), BUFFER), "r")
 
     def remove(self, table: str, names: Iterable[str]) -> None:
         _in_parallel(lambda name: self._delete(f"{table}/{name}"), names)
@@ -188,12 +191,6 @@ class BucketStore(Store):
 
     def clean(self) -> None:
         self._copies.evict()
-
-    def size(self, key: str) -> int:
-        """Bytes of an object. Raises FileNotFoundError, BucketError."""
-        import obstore
-
-        return self._asked(lambda: obstore.head(self._bucket, key)["size"])
 
     def part(self, key: str, start: int, end: int) -> bytes:
         """A part of an object. Raises FileNotFoundError, BucketError."""
@@ -287,16 +284,16 @@ class BucketStore(Store):
         return RefusedError(self._failed(error), s3.failure(error))
 
     def _failed(self, error: Exception) -> str:
-        return f"the lake {self.place} ({SETTING}) can't be used: {s3.failure(error)}"
+        return f"{self.place} ({SETTING}): {s3.failure(error)}"
 
 
 class _Object(io.RawIOBase):
     """An object of a bucket, read by ranges."""
 
-    def __init__(self, store: BucketStore, key: str) -> None:
+    def __init__(self, store: BucketStore, key: str, size: int) -> None:
         self._store = store
         self._key = key
-        self._size = store.size(key)
+        self._size = size
         self._at = 0
 
     def readable(self) -> bool:

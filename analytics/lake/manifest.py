@@ -155,7 +155,7 @@ class Lake:
 
     def open(self, table: str, file: File) -> Any:
         """A file, for pyarrow, without a copy on this host. Raises OSError."""
-        return self.store.open(table, file.name)
+        return self.store.open(table, file.name, file.bytes)
 
     def fetch(self, manifest: Manifest, tables: Iterable[str]) -> None:
         """Have all files of a pinned manifest's tables at their paths. Raises OSError, NotReadyError."""

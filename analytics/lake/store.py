@@ -95,8 +95,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def open(self, table: str, name: str) -> Any:
-        """A file of a table, for pyarrow, which closes it. Raises FileNotFoundError."""
+    def open(self, table: str, name: str, size: int) -> Any:
+        """A file of a table, of `size` bytes, for pyarrow; a context. Raises FileNotFoundError."""
 
     @abstractmethod
     def remove(self, table: str, names: Iterable[str]) -> None:
@@ -180,7 +180,7 @@ class FolderStore(Store):
     def fetch(self, table: str, sizes: Mapping[str, int]) -> None:
         """They are there."""
 
-    def open(self, table: str, name: str) -> Any:
+    def open(self, table: str, name: str, size: int) -> Any:  # noqa: ARG002 - others need it
         return pa.OSFile(str(self.folder / table / name))
 
     def remove(self, table: str, names: Iterable[str]) -> None:
