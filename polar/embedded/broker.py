@@ -40,7 +40,12 @@ _PLAIN_JVM = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-XX:-UsePerfData",
+    # Otherwise all 50 MB of the class archive are read at each start, to move them to a random address.
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:ArchiveRelocationMode=0",
     "-XX:+ExitOnOutOfMemoryError",
+    # Grows as needed: the heap is a sixty-fourth of the machine's memory otherwise, and a collector that waits for it to fill touches all.
+    "-Xms32m",
     f"-Xmx{HEAP}",
 )
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from polar.embedded import parent_watch
+from polar.embedded.forks import Fork, Forks
 from polar.embedded.restart_policy import RestartPolicy
 from topics.types.errors import NotReadyError
 from topics.waiting.first_done import first_done
@@ -42,10 +43,13 @@ class ChildProcess:
         log: Path | None = None,
         lock: int | None = None,
         listener: socket.socket | None = None,
+        forks: Forks | None = None,
     ) -> None:
         """`announce` receives a line for each restart. `log`: None if the child writes to our stderr and never to standard output.
 
-        `lock`: a file descriptor that the child inherits (`lock.py`). `listener`: a listening socket that it inherits as well.
+        `lock`: a file descriptor that the child inherits (`lock.py`). `listener`: a listening socket that it inherits as well. `forks`:
+        a fork server that starts the child; None: it gets an interpreter of its own. A forked child needs a log, and inherits its server's
+        lock and no listener.
         """
         self.name = name
         self.arguments = arguments
@@ -56,7 +60,8 @@ class ChildProcess:
         self._inherited = [each for each in (lock, None if listener is None else listener.fileno()) if each is not None]
         self._listener = listener
         self._announce = announce
-        self._process: asyncio.subprocess.Process | None = None
+        self._forks = forks
+        self._process: asyncio.subprocess.Process | Fork | None = None
         self._stopping = asyncio.Event()
 
     async def keep(self) -> None:
@@ -101,8 +106,20 @@ class ChildProcess:
             await process.wait()
 
     async def _run(self) -> int:
+        process = self._process = await self._start()
+        if self._stopping.is_set():  # `stop` was called while the process was being created
+            process.kill()
+        while not (ended := await first_done(process.wait(), timeout_s=LOG_CHECK_S)):
+            self._bound_log()
+        [code] = ended.values()
+        return int(code)
+
+    async def _start(self) -> asyncio.subprocess.Process | Fork:
+        if self._forks is not None:
+            assert self._log is not None, "a forked child needs a log"
+            return await self._forks.start(self.arguments, self._environment, self._log)
         with self._opened_log() as log:
-            process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",
                 parent_watch.__file__,
@@ -114,13 +131,6 @@ class ChildProcess:
                 pass_fds=self._inherited,
                 start_new_session=True,  # Ctrl-C is for `up`, which stops its children in order
             )
-        self._process = process
-        if self._stopping.is_set():  # `stop` was called while the process was being created
-            process.kill()
-        while not (ended := await first_done(process.wait(), timeout_s=LOG_CHECK_S)):
-            self._bound_log()
-        [code] = ended.values()
-        return int(code)
 
     def _opened_log(self) -> AbstractContextManager[BinaryIO | None]:
         if self._log is None:

@@ -23,9 +23,14 @@ def main(module: str, arguments: list[str]) -> None:
     parent = os.dup(0)
     with open(os.devnull) as nothing:  # noqa: PTH123 - pathlib would take longer to import than the rest of many modules
         os.dup2(nothing.fileno(), 0)
-    threading.Thread(target=_watch, args=(parent,), name="parent-watch", daemon=True).start()
+    start(parent)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def start(parent: int) -> None:
+    """End this process when the pipe closes of which `parent` is the reading end."""
+    threading.Thread(target=_watch, args=(parent,), name="parent-watch", daemon=True).start()
 
 
 def _watch(parent: int) -> None:

@@ -43,7 +43,7 @@ group.initial.rebalance.delay.ms=0
 
 # After kill -9 the controller holds the old broker's session until it expires (9 s by default).
 broker.session.timeout.ms=2000
-broker.heartbeat.interval.ms=500
+broker.heartbeat.interval.ms=1000
 # An idle controller would write an empty record every 0.5 s, a third of what an idle broker computes.
 metadata.max.idle.interval.ms=0
 # After kill -9 the active segment of every partition is read again, 1 GiB each by default.
@@ -51,13 +51,18 @@ log.segment.bytes=67108864
 # Readers wait behind an abandoned transaction until this sweep (10 s by default).
 transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 
+# Idle threads wake up several times a second each; eight for requests and three for each listener by default.
+num.io.threads=4
+num.network.threads=2
+background.threads=2
+
 message.max.bytes={max_message}
 replica.fetch.max.bytes={max_message}
 # Requests in memory are bounded: clients wait, the heap doesn't overflow.
 socket.request.max.bytes={max_request}
 queued.max.request.bytes={max_request}
-# 128 MiB by default, half the heap; 16 MiB hold some 600,000 keys a pass.
-log.cleaner.dedupe.buffer.size=16777216
+# 128 MiB by default, half the heap; 4 MiB hold some 150,000 keys a pass.
+log.cleaner.dedupe.buffer.size=4194304
 """
 
 _OPEN = "listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT\n"

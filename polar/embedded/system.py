@@ -19,6 +19,7 @@ from typing import Any
 from polar.embedded import readiness
 from polar.embedded.child_process import ChildProcess
 from polar.embedded.distribution import Meter
+from polar.embedded.forks import Forks
 from polar.embedded.kafka import Kafka
 from polar.embedded.properties import NODE_USER, Security
 from proxy.addresses import Binding, bound, url
@@ -44,6 +45,18 @@ KAFKA_STOP_S = 6.0
 DECIDING = ("fanout", "coordinator", "builder")
 STAGES = ("init", "run", "evaluate")
 LAKE = ("analytics", "webhooks")
+SHARED = (
+    "polar.cli.worker",
+    "polar.cli.proxy",
+    "consumers.fanout",
+    "consumers.coordinator.coordinator",
+    "consumers.building.builder",
+    "consumers.stages.worker",
+    "consumers.webhooks.worker",
+    "proxy.run",
+)
+"""Modules that the parts get from the fork server. The lake's are left out: pyarrow starts threads, which a fork would lose."""
+SCRIPTED = ("polar.scripted.app",)
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,8 @@ class System:
         self._control_token = secrets.token_urlsafe(32)
         self._metrics_urls: dict[str, str] = {}
         """Where the parts tell their metrics, by their names."""
+        modules = SHARED if options.engine else (*SHARED, *SCRIPTED)
+        self._forks = Forks(f"polar up {self._data}", modules, self._data / "logs" / "fork-server.log", lock)
         self._doors = AsyncExitStack()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -126,6 +141,7 @@ class System:
         others = [child for child in self._children if child.name != "stages"]
         await asyncio.gather(*(child.stop(STAGES_STOP_S) for child in stages))
         await asyncio.gather(*(child.stop(OTHERS_STOP_S) for child in others))
+        await self._forks.stop()
         if self._kafka is not None:
             await self._kafka.stop(KAFKA_STOP_S)
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -149,7 +165,7 @@ class System:
         }
 
     async def _start(self) -> None:
-        upstream, _ = await asyncio.gather(self._start_engine(), self._start_kafka())
+        _, upstream, _ = await asyncio.gather(self._forks.open(), self._start_engine(), self._start_kafka())
         self.engine = upstream
         self._launch_proxy(upstream)
         self._launch_worker("deciding", DECIDING)
@@ -248,7 +264,7 @@ class System:
         listener = page_listener(self._options.page_port, remembered)
         self._held.append(listener)
         arguments = ["polar.cli", "page", "--listener", str(listener.fileno())]
-        child = self._child("page", arguments, listener)
+        child = self._child("page", arguments, listener=listener)
         child.has_answered = True
         self._children.append(child)
         self._keep(self._keep_page(child), "keep-page")
@@ -262,12 +278,14 @@ class System:
             self._announce(f"the page is off: {error}")
 
     def _launch(self, name: str, arguments: list[str]) -> ChildProcess:
-        child = self._child(name, arguments)
+        child = self._child(name, arguments, forks=self._forks)
         self._children.append(child)
         self._keep(child.keep(), f"keep-{name}")
         return child
 
-    def _child(self, name: str, arguments: list[str], listener: socket.socket | None = None) -> ChildProcess:
+    def _child(
+        self, name: str, arguments: list[str], *, listener: socket.socket | None = None, forks: Forks | None = None
+    ) -> ChildProcess:
         trust = {"POLAR_TRUST_TASKS": str(self._user_settings.trust_tasks).lower()}
         return ChildProcess(
             name,
@@ -277,6 +295,7 @@ class System:
             lock=self._lock,
             announce=self._announce,
             listener=listener,
+            forks=forks,
         )
 
     def _keep(self, keeper: Coroutine[Any, Any, None], name: str) -> None:

@@ -19,7 +19,7 @@ import structlog
 from topics.contract.codec import Codec, DecodeError, UnknownRecord
 from topics.contract.topic import Topic
 from topics.environment.settings import Settings
-from topics.log import admin, kafka
+from topics.log import admin, kafka, lag
 from topics.log.producer import LogProducer, UnacknowledgedError, dead_letter
 from topics.log.refusals import KafkaRefusedError, refusal
 from topics.types.errors import NotReadyError
@@ -139,8 +139,9 @@ class Follower:
         """Return once all records that lie on the topic now were passed on. Raises TimeoutError, or what ended the follower."""
         assert self._reader is not None, "start() comes first"
         async with asyncio.timeout(deadline_s):
-            reader = self._reader
-            await self._passed_to(await self._offsets(lambda: reader.end_offsets(self._partitions)))
+            # On connections of its own: on the reader's, the question would wait behind a fetch.
+            ends = self._offsets(lambda: lag.ends(self._settings, self._partitions, committed=self._committed))
+            await self._passed_to(await ends)
 
     async def stop(self) -> None:
         """Stop reading, within seconds. If cancelled, the connection is closed all the same."""
@@ -163,7 +164,7 @@ class Follower:
             await reader.start()
             reader.assign(partitions)
             await self._seek(reader, partitions)
-            # Asked before the first fetch: a broker answers requests of a connection in order, and a fetch that finds nothing takes 0.5 s.
+            # Asked before the first fetch: a broker answers requests of a connection in order, and holds a fetch that finds nothing.
             ends = await self._offsets(lambda: reader.end_offsets(partitions))
         except BaseException:
             await kafka.stop(reader, STOP_S)

@@ -13,6 +13,7 @@ import secrets
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from topics.waiting.first_done import first_done
 from topics.workers import TOPIC, Backlog, Heartbeat, StageSlots
 
 INTERVAL_S = 2.0
+"""At most this long from one heartbeat to the next."""
 LEAST_GAP_S = 0.1
 """At most ten heartbeats a second."""
 HUNG_S = 5.0
@@ -46,6 +48,14 @@ log = structlog.get_logger()
 def new_worker_id(role: str) -> str:
     """A new id for this start of a process: `<role>-<host>-<8 hex>`."""
     return f"{role}-{socket.gethostname()}-{secrets.token_hex(4)}"
+
+
+def _until_next_s() -> float:
+    """Seconds to this host's next heartbeat. All its processes send theirs together, and a reader gets them in one or two fetches, where
+    each reader would need one fetch for each of them. Hosts differ, so that brokers don't get the whole fleet's at once.
+    """
+    phase_s = zlib.crc32(socket.gethostname().encode()) / 2**32 * INTERVAL_S
+    return INTERVAL_S - (time.time() - phase_s) % INTERVAL_S
 
 
 class HeartbeatSender:
@@ -165,8 +175,8 @@ class HeartbeatSender:
                     producer = None
             if last:
                 break
-            pause_s = RETRY_S if producer is None else INTERVAL_S
-            await first_done(self._wake, timeout_s=began + pause_s - time.monotonic())
+            pause_s = RETRY_S if producer is None else _until_next_s()
+            await first_done(self._wake, timeout_s=pause_s)
             await asyncio.sleep(began + LEAST_GAP_S - time.monotonic())
         if producer is not None:
             await kafka.stop(producer, STOP_S)

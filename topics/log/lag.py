@@ -5,12 +5,23 @@ The offsets that a group commits don't say it: the builder commits where its old
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from topics.environment.settings import Settings
 from topics.log import kafka
 
 STOP_S = 1.0
+
+
+async def ends(
+    settings: Settings, partitions: Iterable[kafka.TopicPartition], *, committed: bool
+) -> dict[kafka.TopicPartition, int]:
+    """The offset after the newest record of each partition, or `committed`, after what readers of committed records may read.
+
+    Asked on a connection of its own: on a reader's it would wait behind the reader's fetch. Raises KafkaError.
+    """
+    async with kafka.started(kafka.consumer(settings, committed=committed), STOP_S) as asker:
+        return await asker.end_offsets(list(partitions))
 
 
 class Lag:
@@ -26,6 +37,5 @@ class Lag:
         positions = dict(self._positions())
         if not positions:
             return 0
-        async with kafka.started(kafka.consumer(self._settings, committed=False), STOP_S) as asker:
-            ends = await asker.end_offsets(positions)
-        return sum(max(0, ends[source] - position) for source, position in positions.items())
+        found = await ends(self._settings, positions, committed=False)
+        return sum(max(0, found[source] - position) for source, position in positions.items())

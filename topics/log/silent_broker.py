@@ -14,10 +14,12 @@ from typing import Any
 SILENCE_S = 5.0
 """How long a broker may be silent; then its client asks another. A cluster replaces a broker that hangs after some 10 s. A client meets it
 at most twice on the way to its successor: with its own request, and with one for metadata. A slower broker serves no fleet anyway: a
-heartbeat waits for 2 s, a transaction for 5 s."""
+heartbeat waits for 2 s, a transaction for 5 s. Longer than a fetch may wait for records (`kafka.IDLE_FETCH_MS`)."""
 SUSPECT_S = 1.0
 """How long a broker may be silent after it was silent for `SILENCE_S`, until it answers a request of this process. Each client of a process
 has connections of its own, and a partition's owner that starts again makes several clients, one after the other."""
+FETCH = 1
+"""The API key of a fetch."""
 PROMPT = frozenset({0, 1, 2, 3, 8, 9, 10, 12, 17, 18, 22, 24, 25, 26, 28, 36})
 """API keys of the requests that brokers answer at once: Produce, Fetch, ListOffsets, Metadata, OffsetCommit, OffsetFetch, FindCoordinator,
 Heartbeat, SaslHandshake, ApiVersions, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit, SaslAuthenticate. A
@@ -33,7 +35,11 @@ _suspects: set[tuple[str, int]] = set()
 
 
 def _patience_s(connection: Any) -> float:
-    return SUSPECT_S if _address(connection) in _suspects else SILENCE_S
+    """A broker answers a connection's requests in order, and holds a fetch that finds nothing for as long as the fetch allows."""
+    if _address(connection) not in _suspects:
+        return SILENCE_S
+    fetches = (request for _, request, _ in connection._requests if request is not None and request.API_KEY == FETCH)
+    return SUSPECT_S + max((request.max_wait_time for request in fetches), default=0) / 1000
 
 
 def _address(connection: Any) -> tuple[str, int]:

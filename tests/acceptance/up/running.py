@@ -72,8 +72,10 @@ class Up:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def parts(self, word: str) -> list[int]:
-        """Process ids of the children that have this word in their command line: one, or none while it is started again."""
-        return [one.pid for one in psutil.Process(self.process.pid).children() if word in command_line(one)]
+        """Process ids of the parts that have this word in their command line: one, or none while it is started again."""
+        children = psutil.Process(self.process.pid).children()
+        forked = [part for one in children if "fork server" in " ".join(command_line(one)) for part in one.children()]
+        return [one.pid for one in (*children, *forked) if word in " ".join(command_line(one)).split()]
 
 
 def environment() -> dict[str, str]:

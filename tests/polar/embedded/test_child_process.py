@@ -1,4 +1,4 @@
-"""A child process is restarted when it dies, stops on request, and ends when its parent has ended."""
+"""A child process is restarted when it dies, stops on request, and ends when its parent has ended; forked or with its own interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 
 from polar.embedded import child_process
 from polar.embedded.child_process import ChildProcess
+from polar.embedded.forks import Forks
 from polar.embedded.restart_policy import FAST_DEATHS, RestartPolicy
 from tests.waiting import eventually, until
 from topics.types.errors import NotReadyError
@@ -31,8 +32,10 @@ BUSY = 'import os\nprint("pid", os.getpid(), flush=True)\ntime.sleep(60)\n'
 class Bench:
     """A folder with a module to run as a child, and the announced lines."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lock: int, *, forks: bool) -> None:
         self.folder = folder
+        self.lock = lock
+        self.forks = Forks(str(folder), ["msgspec"], folder / "logs" / "server.log", lock) if forks else None
         self.log = folder / "logs" / "child.log"
         self.lines: list[str] = []
 
@@ -41,11 +44,12 @@ class Bench:
         return ChildProcess(
             "child",
             ["child_under_test", *arguments],
-            environment=os.environ | {"PYTHONPATH": str(self.folder)},
+            environment=os.environ | {"COLOUR": "gr\udcfcn"},
             log=self.log,
-            lock=0,
+            lock=self.lock,
             announce=self.lines.append,
             listener=listener,
+            forks=None if listener else self.forks,
         )
 
     def pids(self) -> list[int]:
@@ -62,11 +66,15 @@ async def kept(child: ChildProcess) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         await child.stop(5)
         await asyncio.gather(keeper, return_exceptions=True)
+        if child._forks is not None:
+            await child._forks.stop()
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+@pytest.fixture(params=["interpreter", "fork"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with (tmp_path / "lock").open("w") as lock:
+        yield Bench(tmp_path, lock.fileno(), forks=request.param == "fork")
 
 
 async def test_a_killed_child_comes_back_with_the_arguments_of_then(bench: Bench) -> None:
@@ -139,10 +147,12 @@ PARENT = """
 import asyncio, os, sys
 from pathlib import Path
 from polar.embedded.child_process import ChildProcess
+from polar.embedded.forks import Forks
 
 async def main():
     log = Path(sys.argv[1]) / "logs" / "child.log"
-    child = ChildProcess("child", ["child_under_test"], environment=os.environ, log=log, lock=0, announce=print)
+    forks = Forks("test", [], log.with_name("server.log"), 0) if sys.argv[2] == "fork" else None
+    child = ChildProcess("child", ["child_under_test"], environment=os.environ, log=log, lock=0, announce=print, forks=forks)
     await child.keep()
 
 asyncio.run(main())
@@ -151,13 +161,71 @@ asyncio.run(main())
 
 def test_a_child_ends_cleanly_when_its_parent_is_killed(bench: Bench) -> None:
     bench.child(POLITE.replace("sys.exit(0)", "(print('bye', flush=True), sys.exit(0))") + BUSY)
-    environment = os.environ | {"PYTHONPATH": str(bench.folder)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(bench.folder)], env=environment)
+    kind = "interpreter" if bench.forks is None else "fork"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(bench.folder), kind])
     child = psutil.Process(until(bench.pids, 20)[0])
     parent.kill()
     parent.wait()
     child.wait(timeout=10)
     assert bench.log.read_text().endswith("bye\n")
+
+
+async def test_a_forked_child_is_like_a_new_process(bench: Bench) -> None:
+    """Nothing is left of the fork server but its modules and the lock."""
+    code = """import os, signal, sys, threading
+lock, folder = int(sys.argv[1]), sys.argv[2]
+opened = {fd: os.path.realpath(f"/proc/self/fd/{fd}") for fd in map(int, os.listdir("/proc/self/fd"))}
+print(__name__, sys.argv[3:], os.environb[b"COLOUR"], os.environ.get("OPENBLAS_NUM_THREADS"))
+print(os.getsid(0) == os.getpid(), sys.stdin.read() == "", os.isatty(1))
+opened = {name for fd, name in opened.items() if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}")}
+print(sorted(name.rpartition("/")[2].partition(":")[0] for name in opened))
+print(os.path.samestat(os.fstat(lock), os.stat(folder + "/lock")))
+print(signal.getsignal(signal.SIGCHLD), signal.set_wakeup_fd(-1), [each.name for each in threading.enumerate()])
+print("read")
+import time
+time.sleep(60)
+"""
+    child = bench.child(code, str(bench.lock), str(bench.folder), "a b", "ü")
+    async with kept(child):
+        await eventually(lambda: bench.log.exists() and bench.log.read_text().endswith("read\n"), 20)
+        assert child._process is not None
+        title = psutil.Process(child._process.pid).cmdline()
+    assert bench.log.read_text().splitlines() == [
+        "__main__ ['a b', 'ü'] b'gr\\xfcn' None",
+        "True True False",
+        "['lock', 'pipe']",
+        "True",
+        "0 -1 ['MainThread', 'parent-watch']",
+        "read",
+    ]
+    assert "child_under_test" in " ".join(title).split()
+
+
+async def test_children_of_a_killed_fork_server_end_and_are_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    bench = Bench(tmp_path, 0, forks=True)
+    child = bench.child("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + BUSY)
+    async with kept(child):
+        await eventually(lambda: len(bench.pids()) == 1, 20)
+        child.has_answered = True
+        [first] = bench.pids()
+        psutil.Process(first).parent().kill()  # type: ignore[union-attr] # the fork server lives
+        await eventually(lambda: len(bench.pids()) == 2, 20)
+        await child.stop(0.1)
+        assert not psutil.pid_exists(first) or psutil.Process(first).status() == psutil.STATUS_ZOMBIE
+    assert bench.lines[0] == f"child ended with SIGKILL; starting it again (its log: {bench.log})"
+
+
+async def test_a_fork_server_that_cannot_start_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "server.log"
+    forks = Forks(str(tmp_path), ["no_such_module"], log, 0)
+    child = ChildProcess("child", ["msgspec"], environment={}, log=tmp_path / "child.log", announce=print, forks=forks)
+    with pytest.raises(NotReadyError, match=f"the fork server ended as it started .its log: {log}"):
+        await asyncio.wait_for(child.keep(), 20)
+    assert "No module named 'no_such_module'" in log.read_text()
+    await forks.stop()
 
 
 ANSWERS = """import socket, sys
