@@ -24,6 +24,8 @@ class Front:
         """The server handles the next PUT with this in its path, and the client gets no answer to it."""
         self.is_away = False
         """Connections are closed without an answer."""
+        self.ignores_conditions = False
+        """Whether conditional writes are as any others."""
         self.goes_away = False
         """Whether it is away after an answer was lost."""
         self.puts: list[str] = []
@@ -77,6 +79,8 @@ class Front:
         """Status, headers and body of the server's answer; None: the client gets none."""
         if self.is_away:
             return None
+        if self.ignores_conditions:
+            headers = {name: value for name, value in headers.items() if name.lower() != "if-none-match"}
         connection = http.client.HTTPConnection(self._server, timeout=ANSWER_S)
         try:
             connection.request(method, path, body, headers)

@@ -252,6 +252,10 @@ class BucketStore(Store):
             if (found := self._asked(copy)) != size:
                 raise BucketError(f"{self._address}/{table}/{name} has {found} bytes, its manifest says {size}")
             draft.replace(self.folder / table / name)
+        except FileNotFoundError as error:
+            raise BucketError(
+                f"{table}/{name} was merged with others and removed before its copy was made: run the query again"
+            ) from error
         finally:
             draft.unlink(missing_ok=True)
 

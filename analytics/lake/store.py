@@ -91,7 +91,7 @@ class Store(ABC):
     def fetch(self, table: str, sizes: Mapping[str, int]) -> None:
         """Have files of a table in `folder`, for as long as the caller's mark as a reader lasts. By name: their sizes in bytes.
 
-        Raises FileNotFoundError if one was removed, NotReadyError if they don't fit on the disk.
+        Raises OSError also if one was removed, and NotReadyError if they don't fit on the disk.
         """
 
     @abstractmethod

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polar.cli.options import Data, Format, Output
 from polar.cli.output import note, print_json, show
 from topics.environment import settings
-from topics.types.errors import InputError
+from topics.types.errors import InputError, NotReadyError
+
+if TYPE_CHECKING:
+    from analytics.lake.manifest import Lake
 
 FIELD = "--older-than"
 LEAST_DAYS = 14
@@ -47,7 +52,7 @@ def prune(
     there = places.lake(settings.load(data))
     before_ms = int((time.time() - older_than * DAY_S) * 1000)
     # A pin says that there is no lake; to write would make one.
-    with there.pin(), there.writing() as writing:
+    with _reporting(there), there.pin(), there.writing() as writing:
         removed = expire(there, writing, before_ms, is_trial=dry_run)
     if output is Format.JSON:
         print_json({table: each._asdict() for table, each in removed.items()})
@@ -72,14 +77,27 @@ def copy(
     """
     from analytics.lake import copying, places
     from analytics.lake.manifest import Lake
+    from analytics.lake.store import FolderStore
     from analytics.queries import views
 
     found = settings.load(data)
-    target = Lake(folder.absolute() / found.namespace)
-    copied = copying.copy(places.lake(found), target)
-    database = target.folder.with_name(f"{found.namespace}.duckdb")
-    views.write_database(database, target.folder, copied.manifest)
+    target = FolderStore(folder.absolute() / found.namespace)
+    source = places.lake(found)
+    with _reporting(source):
+        copied = copying.copy(source, Lake(target))
+        views.write_database(target.database, target.folder, copied.manifest)
     if output is Format.JSON:
-        print_json({"database": str(database), "files": copied.files, "bytes": copied.bytes})
+        print_json({"database": str(target.database), "files": copied.files, "bytes": copied.bytes})
     else:
-        show(["database", ">new files", ">MB"], [[str(database), copied.files, f"{copied.bytes / 1e6:.1f}"]])
+        show(["database", ">new files", ">MB"], [[str(target.database), copied.files, f"{copied.bytes / 1e6:.1f}"]])
+
+
+@contextmanager
+def _reporting(lake: Lake) -> Iterator[None]:
+    """Raise NotReadyError if a disk or a server fails."""
+    try:
+        yield
+    except OSError as error:
+        raise NotReadyError(
+            f"the work on the lake in {lake.store.place} ended: {error}; run the command again"
+        ) from error

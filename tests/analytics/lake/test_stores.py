@@ -17,7 +17,7 @@ from analytics.lake.manifest import Lake, SweptError
 from analytics.lake.store import UnknownOutcomeError
 from analytics.queries import query
 from analytics.writing.flush import SupersededError, flush
-from tests.analytics.lake.store_contract import PARTITION, TABLE, Hosts, LakeContract, asked, contents, row, write
+from tests.analytics.lake.store_contract import HALT, PARTITION, TABLE, Hosts, LakeContract, asked, contents, row, write
 from tests.s3_front import Front, front
 from tests.s3_server import BUCKET, S3Server, s3_server
 from topics.environment import s3
@@ -191,6 +191,27 @@ def test_wrong_credentials_and_a_missing_bucket_name_the_setting_and_the_way_out
         assert found.value.field == "POLAR_LAKE"
         assert reason in found.value.reason
         assert f"s3://{name}/lake" in str(found.value)
+
+
+def test_a_server_without_conditional_writes_is_refused(hosts: Hosts, before: Front) -> None:
+    before.ignores_conditions = True
+    with pytest.raises(InputError, match="POLAR_LAKE: the server ignores If-None-Match, which commits need"):
+        write(places.lake(hosts("a")), 0, 1)
+    before.ignores_conditions = False
+    write(places.lake(hosts("a")), 0, 1)
+
+
+def test_a_file_that_is_gone_before_it_was_copied_ends_the_query_with_the_way_out(hosts: Hosts) -> None:
+    lake = places.lake(hosts("a"))
+    for offset in range(2):
+        write(lake, offset, offset + 1)
+    with query.connect(hosts("b")) as reader:
+        with lake.writing() as writing:
+            assert compaction.merge(lake, writing, TABLE, lake.newest().files[TABLE], HALT)
+        compaction.prune(lake, 0.0)
+        with pytest.raises(NotReadyError, match="run the query again"):
+            reader.ask(f"FROM lake.{TABLE}")
+    assert asked(hosts("b")) == [(2, 0, 1)]
 
 
 def test_a_refusal_after_it_has_worked_is_waited_for(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

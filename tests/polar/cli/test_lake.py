@@ -14,6 +14,8 @@ from analytics.queries.query import connect
 from polar.cli.app import app
 from tests.analytics.known_run import known_run
 from tests.analytics.story import write
+from tests.serving import free_port
+from topics.environment import s3
 from topics.environment.settings import Settings
 
 
@@ -71,3 +73,23 @@ def test_a_copy_is_a_database_that_duckdb_opens_by_itself(tmp_path: Path) -> Non
     done = CliRunner().invoke(app, ["lake", "copy", str(settings.lake_folder.parent), "--data", str(tmp_path / "data")])
     assert done.exit_code == 2
     assert "is no copy of a lake" in done.output
+
+
+def test_a_bucket_whose_server_is_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "RETRIES", 0)
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "POLAR_LAKE": "s3://bucket/lake",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for command in (
+        ["lake", "prune", "--older-than", "30"],
+        ["lake", "copy", str(tmp_path / "copied")],
+        ["sql", "FROM calls"],
+    ):
+        done = CliRunner().invoke(app, [*command, "--data", str(tmp_path / "data")])
+        assert done.exit_code == 3, done.output
+        assert "s3://bucket/lake" in done.output
+        assert "no answer (Connection refused" in done.output
