@@ -29,9 +29,9 @@ async def measure() -> list[Figure]:
         }
     return [
         *(Figure(f"memory: {name}", megabytes, "MB") for name, megabytes in memory.items()),
-        Figure("memory: all", sum(memory.values()), "MB", "≤ 800 MB"),
+        Figure("memory: all", sum(memory.values()), "MB", "≤ 500 MB"),
         *(Figure(f"CPU: {name}", percent, "% of a core") for name, percent in busy.items()),
-        Figure("CPU: all", sum(busy.values()), "% of a core"),
+        Figure("CPU: all", sum(busy.values()), "% of a core", "≤ 3 %"),
     ]
 
 

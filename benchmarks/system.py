@@ -35,6 +35,7 @@ PARTS = {
     "analytics": "analytics",
 }
 """What `polar up` starts, by a word of its command line."""
+FORK_SERVER = "fork server"
 HARNESSES = "supervisors, harnesses"
 """What the stage workers start, which isn't there before the first."""
 
@@ -49,9 +50,12 @@ class System:
 
     def parts(self) -> dict[str, list[psutil.Process]]:
         """The processes of each part: what `polar up` started for it, and what that started."""
-        found = {"polar up": [self._up]}
-        for child in self._up.children():
-            name = next(name for word, name in PARTS.items() if word in child.cmdline())
+        children = self._up.children()
+        servers = [child for child in children if FORK_SERVER in _title(child)]
+        forked = [part for server in servers for part in server.children()]
+        found = {"polar up": [self._up], FORK_SERVER: servers}
+        for child in (*(child for child in children if child not in servers), *forked):
+            name = next(name for word, name in PARTS.items() if word in _title(child).split())
             below = child.children(recursive=True)
             if name == PARTS["evaluate"] and below:
                 found[name], found[HARNESSES] = [child], below
@@ -123,6 +127,10 @@ async def written(file: Path, deadline_s: float) -> str:
     except TimeoutError:
         raise SystemExit(f"{file.name} wasn't there within {deadline_s:.0f} s") from None
     return text
+
+
+def _title(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
 
 
 def cpu(process: psutil.Process) -> float:

@@ -55,7 +55,7 @@ from topics.environment.settings import Settings
 from topics.fleet import EngineProcess
 from topics.log import kafka
 from topics.log.follow import Follower, Since
-from topics.log.heartbeat import HeartbeatSender, new_worker_id
+from topics.log.heartbeat import GATHER_S, HeartbeatSender, new_worker_id
 from topics.log.producer import LogProducer
 from topics.types.errors import NotReadyError
 from topics.waiting.first_done import first_done
@@ -223,7 +223,13 @@ class Proxy:
             Follower(settings, fleet_topic.TOPIC, self._on_fleet, since=Since.BEGINNING, letters=self._producer),
             Follower(settings, control_topic.TOPIC, self._on_control, since=ago, letters=self._producer),
             # Coordinators read this topic too, and write its dead letters.
-            Follower(settings, workers_topic.TOPIC, self._ownership.on_sign, since=Since.ago(WORKERS_SINCE_S)),
+            Follower(
+                settings,
+                workers_topic.TOPIC,
+                self._ownership.on_sign,
+                since=Since.ago(WORKERS_SINCE_S),
+                gather_s=GATHER_S,
+            ),
         )
 
     def obstacle(self) -> str | None:

@@ -25,7 +25,7 @@ from topics.environment.settings import Settings
 from topics.fleet import FleetRecord, FleetView
 from topics.log import kafka
 from topics.log.follow import Follower, Since
-from topics.log.heartbeat import HeartbeatSender, new_worker_id
+from topics.log.heartbeat import GATHER_S, HeartbeatSender, new_worker_id
 from topics.log.lag import Lag
 from topics.log.owner import FencedProducer, PartitionOwner
 from topics.log.producer import LogProducer, UnacknowledgedError
@@ -82,7 +82,12 @@ class Coordinator:
         )
         self._heart = HeartbeatSender(settings, self._heartbeat)
         self._signs = Follower(
-            settings, workers.TOPIC, self._on_sign, since=Since.ago(HEARTBEATS_FROM_S), letters=self._producer
+            settings,
+            workers.TOPIC,
+            self._on_sign,
+            since=Since.ago(HEARTBEATS_FROM_S),
+            letters=self._producer,
+            gather_s=GATHER_S,
         )
         self._states = Follower(settings, fleet.TOPIC, self._on_fleet, since=Since.BEGINNING, letters=self._producer)
 

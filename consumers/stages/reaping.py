@@ -19,6 +19,7 @@ from consumers.stages.worker_context import WorkerContext, remove_runtime
 from topics import sessions, workers
 from topics.log import kafka
 from topics.log.follow import Follower, Since
+from topics.log.heartbeat import GATHER_S
 from topics.types.errors import InputError, NotReadyError
 from topics.types.session import Phase, SessionState
 from topics.workers import Heartbeat
@@ -45,7 +46,9 @@ class Reaper:
     def __init__(self, context: WorkerContext, claims: ClaimRunner) -> None:
         self._context = context
         self._claims = claims
-        self._workers = Follower(context.settings, workers.TOPIC, self._beat, since=Since.ago(HEARTBEATS_S))
+        self._workers = Follower(
+            context.settings, workers.TOPIC, self._beat, since=Since.ago(HEARTBEATS_S), gather_s=GATHER_S
+        )
         self._clock = 0.0
         """Seconds in which Kafka was there."""
         self._seen_at: dict[str, float] = {}

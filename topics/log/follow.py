@@ -73,11 +73,13 @@ class Follower:
         on_tombstone: Callable[[kafka.Record], None] | None = None,
         letters: LogProducer | None = None,
         committed: bool = False,
+        gather_s: float = 0.0,
     ) -> None:
         """`on_record` gets one of `topic.records`, or bytes if the topic has none, and its envelope. It must be quick; an exception from it
         ends the follower.
 
         `letters`: a started producer that writes undecodable records to the dead letters; None where another reader writes them.
+        `gather_s`: how long to wait after each batch for those that follow, on a topic whose records come in bursts: one fetch brings many.
         """
         self._settings = settings
         self._name = topic.full_name(settings.namespace)
@@ -88,6 +90,7 @@ class Follower:
         self._letters = letters
         self._since = since
         self._committed = committed
+        self._gather_s = gather_s
         self._reader: kafka.Consumer | None = None
         self._partitions: list[kafka.TopicPartition] = []
         self._first: dict[kafka.TopicPartition, int] = {}
@@ -159,7 +162,9 @@ class Follower:
         count = await admin.partition_count(self._settings, self._name)
         partitions = [kafka.TopicPartition(self._name, number) for number in range(count)]
         # aiokafka's own reset would read the whole log again; `_return_to_log` handles a lost position.
-        reader = kafka.consumer(self._settings, committed=self._committed, auto_offset_reset="none")
+        # A fetch that holds one partition leaves none out, and nothing else is asked on its connection.
+        wait: dict[str, Any] = {"fetch_max_wait_ms": kafka.IDLE_FETCH_MS} if count == 1 else {}
+        reader = kafka.consumer(self._settings, committed=self._committed, auto_offset_reset="none", **wait)
         try:
             await reader.start()
             reader.assign(partitions)
@@ -235,6 +240,8 @@ class Follower:
             self._newest_ms |= {partition: min(records[-1].timestamp, now) for partition, records in batches.items()}
             # After the whole batch: `caught_up` goes by the position, which has passed the batch already.
             await self._bury([(record, error) for record, error in errors if error is not None])
+            if errors:
+                await asyncio.sleep(self._gather_s)
 
     async def _return_to_log(self, reader: kafka.Consumer, lost: dict[kafka.TopicPartition, int]) -> None:
         """Continue at the log's beginning if retention has overtaken us.

@@ -31,6 +31,8 @@ INTERVAL_S = 2.0
 """At most this long from one heartbeat to the next."""
 LEAST_GAP_S = 0.1
 """At most ten heartbeats a second."""
+GATHER_S = 0.1
+"""For readers that act on heartbeats: the processes of a host send theirs within this time."""
 HUNG_S = 5.0
 """Without an answer for so long the main loop hangs; shorter than the lease of 6 s."""
 CONNECTED_S = 4.0

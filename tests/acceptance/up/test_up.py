@@ -149,7 +149,7 @@ def test_topics_stand_as_the_contract_says(up: Up) -> None:
 @pytest.mark.hard
 @pytest.mark.timeout(600)
 def test_killed_parts_come_back_on_their_ports_and_work_goes_on(up: Up) -> None:
-    """Each Python part, Kafka, and the fork server with all of its parts, one after the other; the kill of a worker costs an attempt, and no more."""
+    """Each Python part, Kafka, and the fork server with its parts, one after the other; a worker's kill costs an attempt, and no more."""
     before = up.addresses
     done = up.submit("survives", f"sleep 3\n{CALL}", num_samples=4)
     assert done.returncode == 0, done.stderr

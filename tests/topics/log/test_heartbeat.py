@@ -140,6 +140,18 @@ async def test_a_heart_that_never_started_stops(process: Process) -> None:
     process.heart.stop()
 
 
+def test_a_host_s_processes_beat_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def next_beat(now: float) -> float:
+        monkeypatch.setattr("topics.log.heartbeat.time.time", lambda: now)
+        return now + heartbeat._until_next_s()
+
+    first = next_beat(1_000_000.0)
+    moments = [next_beat(first + fraction * heartbeat.INTERVAL_S) for fraction in (0.01, 0.3, 0.99)]
+    assert moments == pytest.approx([first + heartbeat.INTERVAL_S] * 3)
+    monkeypatch.setattr("topics.log.heartbeat.socket.gethostname", lambda: "another")
+    assert abs(next_beat(1_000_000.0) - first) > 0.01
+
+
 def test_a_lease_outlasts_three_heartbeats_and_ends_a_hung_process() -> None:
     assert 3 * heartbeat.INTERVAL_S * 1000 <= LEASE_MS
     assert heartbeat.HUNG_S * 1000 < LEASE_MS

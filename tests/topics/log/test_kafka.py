@@ -2,11 +2,16 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from aiokafka.conn import create_conn
+from aiokafka.conn import AIOKafkaConnection, create_conn
+from aiokafka.protocol.fetch import FetchRequest
 
+from tests.topics.conftest import Apply
+from topics import tasks
 from topics.environment.settings import Settings
 from topics.log import kafka as client
 from topics.log.kafka import connection
@@ -92,3 +97,37 @@ async def test_a_connection_that_its_broker_ended_is_closed_when_the_client_drop
     dropped._reader.feed_eof()
     del dropped
     assert socket.is_closing()
+
+
+async def test_an_idle_consumer_asks_seldom_and_hears_at_once(
+    settings: Settings, apply: Apply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetches = 0
+    send = AIOKafkaConnection.send
+
+    def counted(connection: Any, request: Any, expect_response: bool = True) -> Any:
+        nonlocal fetches
+        fetches += request.API_KEY == FetchRequest.API_KEY
+        return send(connection, request, expect_response)
+
+    await apply(tasks.TOPIC)
+    monkeypatch.setattr(AIOKafkaConnection, "send", counted)
+    name = tasks.TOPIC.full_name(settings.namespace)
+    async with (
+        client.started(client.consumer(settings), 5) as reader,
+        client.started(client.producer(settings), 5) as writer,
+    ):
+        reader.assign([client.TopicPartition(name, number) for number in range(3)])
+        began = time.monotonic()
+        while time.monotonic() - began < 4:
+            assert not await reader.getmany(timeout_ms=200)
+        assert fetches < 5  # with waits of half a second there would be eight
+        await (await writer.send(name, b"x", partition=1))
+        began = time.monotonic()
+        assert await reader.getmany(timeout_ms=int(client.IDLE_FETCH_MS * 0.6))
+        # A busy consumer's fetches wait for half a second again.
+        fetches, began = 0, time.monotonic()
+        while time.monotonic() - began < 1.6:
+            await (await writer.send(name, b"x", partition=1))
+            await reader.getmany(timeout_ms=100)
+        assert fetches >= 3

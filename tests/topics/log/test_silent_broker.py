@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection, create_conn
+from aiokafka.protocol.fetch import FetchRequest
 
 from topics.log import kafka, silent_broker
 
@@ -116,6 +117,16 @@ async def test_a_machine_that_is_gone_is_given_up_like_a_silent_broker(patience:
         queued.connect(full.getsockname())
         port = full.getsockname()[1]
         await fails_soon_and_again(port, patience)
+
+
+async def test_a_broker_may_hold_a_fetch_as_long_as_it_was_allowed_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = AIOKafkaConnection("127.0.0.1", 9)
+    fetch = FetchRequest(2_500, 1, 1, 0, [], rack_id="").prepare({FetchRequest.API_KEY: (0, 11)})
+    connection._requests += [(None, None, None), (1, fetch, None)]  # the first is a login's
+    assert silent_broker._patience_s(connection) == silent_broker.SILENCE_S
+    monkeypatch.setattr(silent_broker, "_suspects", {("127.0.0.1", 9)})
+    assert silent_broker._patience_s(connection) == silent_broker.SUSPECT_S + 2.5
+    assert kafka.IDLE_FETCH_MS / 1000 + silent_broker.SUSPECT_S < silent_broker.SILENCE_S
 
 
 async def test_an_answer_on_a_slow_line_is_waited_for(patience: Patience) -> None:
