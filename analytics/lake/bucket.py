@@ -196,7 +196,7 @@ class BucketStore(Store):
         """A part of an object. Raises FileNotFoundError, BucketError."""
         import obstore
 
-        return bytes(self._asked(lambda: obstore.get_range(self._bucket, key, start=start, end=end)))
+        return bytes(self._send(lambda: obstore.get_range(self._bucket, key, start=start, end=end)))
 
     def _manifests(self, since: int = 0) -> list[tuple[int, str | None]]:
         """Numbers and entity tags of the manifests from a number on, ascending."""
@@ -207,18 +207,18 @@ class BucketStore(Store):
     def _list(self, folder: str, after: str | None = None) -> list[Any]:
         import obstore
 
-        return self._asked(lambda: [one for page in obstore.list(self._bucket, folder, offset=after) for one in page])
+        return self._send(lambda: [one for page in obstore.list(self._bucket, folder, offset=after) for one in page])
 
     def _get(self, key: str) -> bytes:
         import obstore
 
-        return self._asked(lambda: bytes(obstore.get(self._bucket, key).bytes()))
+        return self._send(lambda: bytes(obstore.get(self._bucket, key).bytes()))
 
     def _put_new(self, key: str, data: bytes) -> None:
         """Raises FileExistsError, BucketError."""
         import obstore
 
-        self._asked(lambda: obstore.put(self._bucket, key, data, mode="create", use_multipart=False))
+        self._send(lambda: obstore.put(self._bucket, key, data, mode="create", use_multipart=False))
 
     def _upload(self, path: Path) -> None:
         import obstore
@@ -226,16 +226,16 @@ class BucketStore(Store):
         key = f"{path.parent.name}/{path.name}"
         if path.stat().st_size <= PART:
             data = path.read_bytes()
-            self._asked(lambda: obstore.put(self._bucket, key, data, use_multipart=False))
+            self._send(lambda: obstore.put(self._bucket, key, data, use_multipart=False))
             return
         with path.open("rb") as file:
-            self._asked(lambda: obstore.put(self._bucket, key, file, chunk_size=PART, max_concurrency=PARTS_AT_ONCE))
+            self._send(lambda: obstore.put(self._bucket, key, file, chunk_size=PART, max_concurrency=PARTS_AT_ONCE))
 
     def _delete(self, key: str) -> None:
         import obstore
 
         with suppress(FileNotFoundError):
-            self._asked(lambda: obstore.delete(self._bucket, key))
+            self._send(lambda: obstore.delete(self._bucket, key))
 
     def _copy(self, table: str, name: str, size: int) -> None:
         import obstore
@@ -249,7 +249,7 @@ class BucketStore(Store):
                 return file.tell()
 
         try:
-            if (found := self._asked(copy)) != size:
+            if (found := self._send(copy)) != size:
                 raise BucketError(f"{self._address}/{table}/{name} has {found} bytes, its manifest says {size}")
             draft.replace(self.folder / table / name)
         except FileNotFoundError as error:
@@ -267,7 +267,7 @@ class BucketStore(Store):
         except RefusedError as error:
             raise InputError(SETTING, str(self._address), error.reason) from None
 
-    def _asked(self, request: Callable[[], T]) -> T:
+    def _send(self, request: Callable[[], T]) -> T:
         """The answer to a request. Raises FileNotFoundError, FileExistsError, BucketError."""
         from obstore.exceptions import AlreadyExistsError, BaseError
 

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import structlog
 
 from analytics.lake import files, locks
-from analytics.lake.manifest import ConflictError, File, Lake, Writing
+from analytics.lake.manifest import ConflictError, File, Lake, Manifest, Writing
 from analytics.lake.schema import TABLES
 from topics.contract.topic import MIB
 
@@ -177,8 +177,11 @@ def _is_past(lake: Lake, version: int, successor: int, grace_s: float, pinned: i
 
 def _named(lake: Lake, versions: Sequence[int]) -> set[tuple[str, str]]:
     """Tables and names of the files of some manifests."""
-    manifests = [lake.read(version) for version in versions]
-    return {(table, file.name) for one in manifests for table, made in one.files.items() for file in made}
+    return {pair for version in versions for pair in _of(lake.read(version))}
+
+
+def _of(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    return ((table, file.name) for table, made in manifest.files.items() for file in made)
 
 
 def _remove(lake: Lake, doomed: Set[tuple[str, str]]) -> None:
@@ -191,7 +194,8 @@ def _bury(lake: Lake, writer: str) -> None:
     there = {(table, path.name) for table in TABLES for path in (lake.folder / table).glob(f"{writer}-*")}
     for table, name in there:
         lake.store.drop_drafts(table, [name])
-    _remove(lake, there - _named(lake, lake.versions()))
+    if there:
+        _remove(lake, there - _named(lake, lake.versions()))
 
 
 def _sweep(lake: Lake) -> None:
@@ -203,7 +207,9 @@ def _sweep(lake: Lake) -> None:
     if not found:
         return
     newest = lake.newest()
-    orphans = found - _named(lake, lake.versions())
+    orphans = found.difference(_of(newest))
+    if orphans:  # older manifests take a request each
+        orphans -= _named(lake, lake.versions())
     if orphans:
         with suppress(ConflictError):  # the next sweep finds them again
             lake.commit(newest, newest.swept())

@@ -57,7 +57,9 @@ def contents(lake: Lake) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def asked(settings: Settings, sql: str = f"SELECT count(*), min(log_offset), max(log_offset) FROM lake.{TABLE}") -> Any:
+def answer(
+    settings: Settings, sql: str = f"SELECT count(*), min(log_offset), max(log_offset) FROM lake.{TABLE}"
+) -> Any:
     with query.connect(settings) as reader:
         return [*reader.ask(sql).rows()]
 
@@ -93,11 +95,11 @@ class LakeContract:
         write(elsewhere, 5, 7)
         assert lake.newest().offset(PARTITION) == 7
         assert lake.versions() == [1, 2]
-        assert asked(hosts("c")) == [(7, 0, 6)]
+        assert answer(hosts("c")) == [(7, 0, 6)]
 
     def test_a_lake_that_isnt_there_is_said(self, hosts: Hosts) -> None:
         with pytest.raises(NotReadyError, match=r"no lake in .*polar worker analytics"):
-            asked(hosts("a"))
+            answer(hosts("a"))
 
     def test_of_two_that_read_the_same_one_commits(self, hosts: Hosts) -> None:
         lake, other = places.lake(hosts("a")), places.lake(hosts("b"))
@@ -163,7 +165,7 @@ class LakeContract:
         writer.join(DEADLINE_S)
         assert writer.exitcode == -signal.SIGKILL
         assert len(self.stored(lake)) == 2
-        assert asked(hosts("c")) == [(5, 0, 4)]
+        assert answer(hosts("c")) == [(5, 0, 4)]
         again = places.lake(hosts("b"))
         write(again, again.newest().offset(PARTITION) or 0, 9)
         self.forget(monkeypatch)
@@ -184,7 +186,7 @@ class LakeContract:
             write(lake, 8, 10)
             compaction.prune(lake, 0.0)
             assert [*reader.ask(count).rows()] == [(8, 7)]
-        assert asked(hosts("c"), count) == asked(hosts("d"), count) == [(10, 9)]
+        assert answer(hosts("c"), count) == answer(hosts("d"), count) == [(10, 9)]
         compaction.prune(lake, 0.0)
         assert lake.versions() == [lake.newest().version]
         assert self.stored(lake) == {file.name for file in lake.newest().files[TABLE]} > {merged.name}
@@ -202,7 +204,7 @@ class LakeContract:
         assert lake.newest().offset(PARTITION) == 6
         compaction.prune(lake, 0.0)
         assert len(self.stored(lake)) == 1
-        assert asked(hosts("c"), f"SELECT DISTINCT task_id FROM lake.{TABLE}") == [("young",)]
+        assert answer(hosts("c"), f"SELECT DISTINCT task_id FROM lake.{TABLE}") == [("young",)]
 
     def test_a_copy_shows_the_lake_as_it_was_and_gets_what_is_new(self, hosts: Hosts, tmp_path: Path) -> None:
         lake, target = places.lake(hosts("a")), Lake(tmp_path / "copy")

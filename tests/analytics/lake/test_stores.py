@@ -17,7 +17,17 @@ from analytics.lake.manifest import Lake, SweptError
 from analytics.lake.store import UnknownOutcomeError
 from analytics.queries import query
 from analytics.writing.flush import SupersededError, flush
-from tests.analytics.lake.store_contract import HALT, PARTITION, TABLE, Hosts, LakeContract, asked, contents, row, write
+from tests.analytics.lake.store_contract import (
+    HALT,
+    PARTITION,
+    TABLE,
+    Hosts,
+    LakeContract,
+    answer,
+    contents,
+    row,
+    write,
+)
 from tests.s3_front import Front, front
 from tests.s3_server import BUCKET, S3Server, s3_server
 from topics.environment import s3
@@ -150,7 +160,7 @@ def test_files_of_a_commit_of_unknown_outcome_stay(
         with pytest.raises(SupersededError):
             flush(lake, writing, {TABLE: [row(0, 0)]}, {PARTITION: None}, {PARTITION: 1})
     assert contents(lake) == [(0, 0)]
-    assert asked(hosts("b")) == [(1, 0, 0)]
+    assert answer(hosts("b")) == [(1, 0, 0)]
 
 
 def test_a_server_that_is_away_costs_no_row_and_is_named(
@@ -163,7 +173,7 @@ def test_a_server_that_is_away_costs_no_row_and_is_named(
     with pytest.raises(BucketError, match=r"s3://rollouts/.* at http://.* \(POLAR_LAKE\): "):
         write(lake, 3, 6)
     with pytest.raises(NotReadyError, match=r"the lake in s3://rollouts/.* can't be read: .*\(POLAR_LAKE\)"):
-        asked(hosts("b"))
+        answer(hosts("b"))
     assert [*(lake.folder / TABLE).iterdir()] == [], "no draft stays"
     before.is_away = False
     write(lake, 3, 6)
@@ -185,7 +195,7 @@ def test_wrong_credentials_and_a_missing_bucket_name_the_setting_and_the_way_out
     for variable, value in change.items():
         monkeypatch.setenv(variable, value)
     settings = Settings(data=hosts("a").data, lake=f"s3://{name}/lake")
-    for use in (lambda: asked(settings), lambda: write(places.lake(settings), 0, 1)):
+    for use in (lambda: answer(settings), lambda: write(places.lake(settings), 0, 1)):
         with pytest.raises(InputError) as found:
             use()
         assert found.value.field == "POLAR_LAKE"
@@ -211,7 +221,7 @@ def test_a_file_that_is_gone_before_it_was_copied_ends_the_query_with_the_way_ou
         compaction.prune(lake, 0.0)
         with pytest.raises(NotReadyError, match="run the query again"):
             reader.ask(f"FROM lake.{TABLE}")
-    assert asked(hosts("b")) == [(2, 0, 1)]
+    assert answer(hosts("b")) == [(2, 0, 1)]
 
 
 def test_a_refusal_after_it_has_worked_is_waited_for(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +238,12 @@ def test_a_refusal_after_it_has_worked_is_waited_for(hosts: Hosts, monkeypatch: 
 def test_a_second_query_copies_only_what_is_new(hosts: Hosts) -> None:
     lake = places.lake(hosts("a"))
     write(lake, 0, 3)
-    assert asked(hosts("b")) == [(3, 0, 2)]
+    assert answer(hosts("b")) == [(3, 0, 2)]
     copied = places.lake(hosts("b")).folder / TABLE
     (first,) = copied.iterdir()
     inode = first.stat().st_ino
     write(lake, 3, 5)
-    assert asked(hosts("b")) == [(5, 0, 4)]
+    assert answer(hosts("b")) == [(5, 0, 4)]
     assert first.stat().st_ino == inode
     assert len([*copied.iterdir()]) == 2
     assert [*(places.lake(hosts("b")).folder / "events").glob("*")] == [], "the query doesn't need them"
@@ -241,10 +251,10 @@ def test_a_second_query_copies_only_what_is_new(hosts: Hosts) -> None:
 
 def test_a_copy_that_was_cut_is_made_again(hosts: Hosts) -> None:
     write(places.lake(hosts("a")), 0, 3)
-    asked(hosts("b"))
+    answer(hosts("b"))
     (copy,) = (places.lake(hosts("b")).folder / TABLE).iterdir()
     os.truncate(copy, 7)
-    assert asked(hosts("b")) == [(3, 0, 2)]
+    assert answer(hosts("b")) == [(3, 0, 2)]
 
 
 def test_old_copies_are_deleted_but_none_that_a_reader_may_use(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +267,7 @@ def test_old_copies_are_deleted_but_none_that_a_reader_may_use(hosts: Hosts, mon
     with query.connect(hosts("b")) as reader:
         assert len([*reader.ask(f"FROM lake.{TABLE}").rows()]) == 3
         write(lake, 3, 5)
-        assert asked(hosts("b")) == [(5, 0, 4)]
+        assert answer(hosts("b")) == [(5, 0, 4)]
         assert here.path(TABLE, old).exists(), "a reader may read it again"
     here.store.clean()
     assert [*(here.folder / TABLE).iterdir()] == []
@@ -269,7 +279,7 @@ def test_a_disk_without_room_for_the_copies_is_said(hosts: Hosts, monkeypatch: p
     full = shutil.disk_usage("/")._replace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     with pytest.raises(NotReadyError, match=r"needs copies of 0\.0 GB of the lake's files in .* make room"):
-        asked(hosts("b"))
+        answer(hosts("b"))
 
 
 def test_a_large_file_goes_up_in_parts(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +288,7 @@ def test_a_large_file_goes_up_in_parts(hosts: Hosts, monkeypatch: pytest.MonkeyP
     lake = places.lake(hosts("a"))
     write(lake, 0, 1, reason=noise)
     (file,) = lake.newest().files[TABLE]
-    assert asked(hosts("b"), f"SELECT sum(length(reason)) FROM lake.{TABLE}") == [(12_000_000,)]
+    assert answer(hosts("b"), f"SELECT sum(length(reason)) FROM lake.{TABLE}") == [(12_000_000,)]
     assert file.bytes > bucket.PART
     assert contents(lake) == [(0, 0)], "read by ranges"
 
