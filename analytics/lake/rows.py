@@ -7,7 +7,7 @@ Pure. A fact, a call or a group gives one row; a trajectory gives one row and on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
@@ -23,7 +23,7 @@ from topics.types.completion import CallError, Completion, Sampling
 from topics.types.errors import SessionError
 from topics.types.session import Accounting, Stage, task_id_of
 from topics.types.tokens import count, pack_ids
-from topics.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trajectory, path
+from topics.types.trajectory import ROOT, Call, GroupFinished, Node, Stats, Trajectory, answer_offsets, path
 from topics.verifications import Verification
 from topics.workers import Heartbeat
 
@@ -239,7 +239,7 @@ def _trajectory(trajectory: Trajectory, at: Row) -> Rows:
             "plain": call.sampling.plain,
         }
         yield "trajectory_calls", part | _fields(call, *CALL_FIELDS) | values | _spans(call)
-    offsets = _answer_offsets(trajectory.nodes)
+    offsets = answer_offsets(trajectory.nodes)
     for index, node in enumerate(trajectory.nodes):
         sampler = None if node.call is None else calls[node.call].call_id
         values = {"node": index, "call_id": sampler, "media": _media(node), "answer_offset": offsets[index]}
@@ -255,17 +255,6 @@ def _check_tree(trajectory: Trajectory) -> None:
     for trace in trajectory.traces:
         if not 0 <= trace.leaf < len(trajectory.nodes):
             raise ValueError(f"the trace {trace.trace_id} has the leaf {trace.leaf} of {len(trajectory.nodes)} nodes")
-
-
-def _answer_offsets(nodes: Sequence[Node]) -> list[int | None]:
-    """By node: how many tokens of its call's answer come before its own, which the nodes above it hold; None: no call sampled it."""
-    offsets: list[int | None] = []
-    for node in nodes:
-        before = None if node.parent == ROOT else nodes[node.parent]
-        is_continued = before is not None and before.call == node.call
-        start = (offsets[node.parent] or 0) + count(before.tokens) if before is not None and is_continued else 0
-        offsets.append(None if node.call is None else start)
-    return offsets
 
 
 def _traces(trajectory: Trajectory) -> Iterator[Row]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from analytics.queries.curve_views import EXTENDING
 from topics.types.completion import CallOutcome
 from topics.types.trajectory import GroupFinished, Trajectory
 
@@ -31,8 +32,6 @@ VERSIONS = 50
 """The newest policy versions counted in a minute."""
 ALL = ""
 """The run that stands for all."""
-EXTENDING = ("clean", "realign")
-"""Drift of calls that continue an earlier call exactly, so that both are one trace."""
 
 
 class Bucket(msgspec.Struct, frozen=True):

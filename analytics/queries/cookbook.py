@@ -35,6 +35,14 @@ ORDER BY ended_at DESC""",
         "A run is a name of yours (`polar submit --run`).",
     ),
     Question(
+        "How a run goes, version by version",
+        """SELECT policy_version, ended, mean_reward, std_reward, zero_variance_share, mean_versions_behind, merge_rate, failures
+FROM run_versions
+WHERE run = 'day'
+ORDER BY published_at, ended_at""",
+        "These are the curves that `polar export metrics` writes ([curves.md](curves.md)); `run_minutes` has them by minute.",
+    ),
+    Question(
         "How each task went",
         """SELECT task_id, sessions, completed, failed, timed_out, mean_reward, sampled_tokens, mean_duration_ms
 FROM task_summary

@@ -247,11 +247,13 @@ GROUPS = View(
         "mean_reward": "mean of the known rewards; null: none is known",
         "std_reward": "population standard deviation (divided by n) of the known rewards; null: none is known",
         "run": RUN,
+        "zero_variance": "whether two or more rewards are known and all are equal: GRPO learns nothing from them",
     },
     """
     SELECT
         task_id, any_value(num_samples) AS num_samples, any_value(tasks.harness) AS harness, count(status) AS ended,
-        avg(reward) AS mean_reward, stddev_pop(reward) AS std_reward, any_value(tasks.run) AS run
+        avg(reward) AS mean_reward, stddev_pop(reward) AS std_reward, any_value(tasks.run) AS run,
+        count(reward) > 1 AND min(reward) = max(reward) AS zero_variance
     FROM tasks LEFT JOIN sessions USING (task_id)
     GROUP BY task_id
     """,

@@ -22,6 +22,7 @@ import pyarrow as pa
 from analytics.lake import schema
 from analytics.lake.manifest import EMPTY, Lake, Manifest
 from analytics.queries.content_views import DRIFT, LINEAGE, MESSAGES, TOKENS
+from analytics.queries.curve_views import RUN_MINUTES, RUN_VERSIONS
 from analytics.queries.fleet_views import DEAD_LETTERS, POLICY_VERSIONS, STALENESS, WORKERS
 from analytics.queries.session_views import (
     CALLS,
@@ -87,6 +88,8 @@ VIEWS = {
         HARNESS_SUMMARY,
         TASK_SUMMARY,
         RUN_SUMMARY,
+        RUN_MINUTES,
+        RUN_VERSIONS,
     )
 }
 """In an order in which each view uses only earlier ones."""

@@ -31,6 +31,7 @@ from topics.log.heartbeat import HeartbeatSender, new_worker_id
 from topics.log.owner import STOP_DEADLINE_S, FencedProducer, PartitionOwner, Write, read_back
 from topics.log.partition import misplaced
 from topics.log.producer import LogProducer, dead_letter
+from topics.types.completion import Completion
 from topics.types.trajectory import GroupFinished, Trajectory
 from topics.waiting.first_done import first_done
 from topics.webhooks import Owed
@@ -162,6 +163,8 @@ class PartitionBuilder:
         if flaw is not None:
             await self._reject(record, flaw)
             return
+        if isinstance(decoded, Completion):
+            self._counters.sampled(decoded)
         self._sessions.take(decoded, record.offset, len(record.value or b""))
 
     async def _reject(self, record: kafka.Record, reason: str) -> None:
@@ -187,23 +190,23 @@ class PartitionBuilder:
         needed = [trajectories.topic(output) for output in outputs | {group.output for group in groups}]
         await self._ensure(needed + [webhooks.TOPIC] * any(group.callback_url for group in groups))
         writes = [write for group in groups for write in self._group_writes(group)]
-        emitted: list[TrajectoryEmitted] = []
+        written: list[Trajectory] = []
         for session, trajectory in built:
             if sum(len(write.value or b"") for write in writes) > TRANSACTION_BYTES:
                 break  # the next transaction follows at once
-            of_session, fact = self._session_writes(session, trajectory)
+            of_session, stored = self._session_writes(session, trajectory)
             writes += of_session
-            emitted.append(fact)
+            written.append(stored)
         await self._fenced.begin()
         await self._fenced.write(writes)
-        for fact in emitted:
-            self._sessions.emitted(fact.session_id, "")
+        for trajectory in written:
+            self._sessions.emitted(trajectory.session_id, "")
         for group in groups:
             self._sessions.emitted(None, group.task_id)
         self._committed = self._sessions.oldest()
         await self._fenced.commit_offset(f"{self._settings.namespace}.{GROUP}", self._source, self._committed)
         await self._fenced.commit()
-        self._counters.committed(emitted, len(groups))
+        self._counters.committed(written, len(groups))
 
     async def _ensure(self, topics: Sequence[Topic]) -> None:
         """Create missing topics (deleted, or new to this cluster): a missing topic would hold up the whole partition."""
@@ -212,8 +215,8 @@ class PartitionBuilder:
             await admin.apply(self._settings, missing.values(), embedded=self._settings.replication == 1)
             self._known |= missing.keys()
 
-    def _session_writes(self, session: OpenSession, trajectory: Trajectory) -> tuple[list[Write], TrajectoryEmitted]:
-        """The records of a finished session, and the fact among them."""
+    def _session_writes(self, session: OpenSession, trajectory: Trajectory) -> tuple[list[Write], Trajectory]:
+        """The records of a finished session, and the trajectory among them."""
         session_id, build = session.opened.session_id, session.build
         assert build is not None, "only due sessions are built"
         topic = trajectories.topic(build.output)
@@ -232,7 +235,7 @@ class PartitionBuilder:
         )
         emitted = Emitted(build.task_id, session_id)
         writes = [self._write(topic, session_id, value), *self._marks(session_id, emitted, fact)]
-        return writes, fact
+        return writes, trajectory
 
     def _group_writes(self, group: CloseGroup) -> list[Write]:
         ids = [f"{group.task_id}.{index}" for index in range(group.num_samples)]

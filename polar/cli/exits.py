@@ -37,6 +37,9 @@ EXTRA_OF = {
     "opentelemetry": "otlp",
     "google": "otlp",
     "requests": "otlp",
+    "tensorboardX": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 """The extra of pyproject.toml that installs a package. If several do: the first extra that needs it."""
 

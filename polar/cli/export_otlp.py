@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from polar.cli import export_selection, process
-from polar.cli.options import Data, Format, OnlyRun, Output
+from polar.cli import export_selection, following
+from polar.cli.options import Data, Format, MetricsHost, MetricsPort, OnlyRun, Output
 from polar.cli.output import note, print_json, say
 from topics.environment import redaction, settings
 from topics.types.errors import InputError
@@ -41,6 +41,8 @@ def otlp(
     harness: export_selection.Harness = None,
     topic: export_selection.Topic = None,
     where: export_selection.Where = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     output: Output = Format.TABLE,
     data: Data = None,
 ) -> None:
@@ -61,9 +63,9 @@ def otlp(
     export = Export(found, wanted, backend, position, with_contents=contents)
     try:
         if follow:
-            process.log_events()
             note(f"sending finished sessions to {backend.url}")
-            process.serve(export.follow)
+            written = {"sessions": lambda: export.sent.sessions, "spans": lambda: export.sent.spans}
+            following.follow(export.follow, written, lambda: export.failures, metrics_port, metrics_host)
             return
         backend.send([])
         sent = export.send_all()

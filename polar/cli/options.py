@@ -71,6 +71,19 @@ def trusting(found: Settings, trust_tasks: bool) -> Settings:
     return found.model_copy(update={"trust_tasks": True}) if trust_tasks else found
 
 
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="Serve /metrics, /healthz and /readyz on this port; 0 takes a free one and logs it.",
+        show_default=False,
+    ),
+]
+MetricsHost = Annotated[str, typer.Option("--metrics-host", help="Address of the metrics, which need no token.")]
+
+
 OnlyRun = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only what belongs to this run.")]
 
 

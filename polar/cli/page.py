@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from polar.cli import process
-from polar.cli.options import Data
+from polar.cli.options import Data, MetricsHost, MetricsPort
 from polar.cli.output import note
 from topics.environment import redaction, settings
 from topics.types.errors import NotReadyError
@@ -28,6 +28,8 @@ def page(
     listener: Annotated[
         int | None, typer.Option(hidden=True, help="A listening socket to serve, until nobody looks; of `polar up`.")
     ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     data: Data = None,
 ) -> None:
     """Serve the live page: runs, sessions, groups, tokens, SQL. Its address is printed with the control token.
@@ -48,8 +50,9 @@ def page(
         if ready_file is not None:
             process.write_ready(ready_file, {"url": url})
 
+    metrics = None if metrics_port is None else Binding(metrics_host, metrics_port)
     try:
         place = Binding(host, port) if listener is None else socket.socket(fileno=listener)
-        process.serve(lambda stop: serve(found, place, stop=stop, ready=ready))
+        process.serve(lambda stop: serve(found, place, stop=stop, ready=ready, metrics_binding=metrics))
     except OSError as error:
         raise NotReadyError(f"polar page can't start on {host}:{port}: {error}") from None

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polar.cli import process
-from polar.cli.options import Data
+from polar.cli.options import Data, MetricsHost, MetricsPort
 from polar.cli.output import note
 from topics.environment import redaction, settings
 from topics.types.errors import InputError, NotReadyError
@@ -30,6 +30,8 @@ def rest(
     ready_file: Annotated[
         Path | None, typer.Option(metavar="F", help="Write the URL in use, as JSON, once requests are answered.")
     ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     data: Data = None,
 ) -> None:
     """Serve clients of NVIDIA's Polar: its REST routes for tasks, results, events and callbacks.
@@ -54,10 +56,19 @@ def rest(
         if ready_file is not None:
             process.write_ready(ready_file, {"url": url})
 
+    metrics = None if metrics_port is None else Binding(metrics_host, metrics_port)
     base_url = None if advertise is None else advertise.rstrip("/")
     try:
         process.serve(
-            lambda stop: serve(found, Binding(host, port), advertise=base_url, files=files, stop=stop, ready=ready)
+            lambda stop: serve(
+                found,
+                Binding(host, port),
+                advertise=base_url,
+                files=files,
+                stop=stop,
+                ready=ready,
+                metrics_binding=metrics,
+            )
         )
     except OSError as error:
         raise NotReadyError(f"polar rest can't start on {host}:{port}: {error}") from None

@@ -14,7 +14,7 @@ import structlog
 import typer
 
 from polar.cli import process
-from polar.cli.options import Data, TrustTasks, trusting
+from polar.cli.options import Data, MetricsHost, MetricsPort, TrustTasks, trusting
 from topics.environment import private_files, redaction, settings
 from topics.log import logins
 from topics.types.errors import InputError
@@ -71,16 +71,8 @@ def worker(
         ),
     ] = 0.0,
     trust_tasks: TrustTasks = False,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Serve /metrics, /healthz and /readyz on this port; 0 takes a free one and logs it.",
-            show_default=False,
-        ),
-    ] = None,
-    metrics_host: Annotated[str, typer.Option(help="Address of the metrics, which need no token.")] = "127.0.0.1",
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     data: Data = None,
 ) -> None:
     """Run consumers until SIGINT or SIGTERM; start more to scale."""

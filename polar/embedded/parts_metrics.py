@@ -7,7 +7,7 @@ answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -23,10 +23,14 @@ ANSWER_S = 5.0
 class PartsMetrics:
     """Merges what the parts tell."""
 
-    def __init__(self, urls: Mapping[str, str], token: str) -> None:
-        """`urls`: of the parts' metrics, by the parts' names. `token`: the control token, for which the proxy asks."""
+    def __init__(self, urls: Mapping[str, str], token: str, on_demand: Collection[str] = ()) -> None:
+        """`urls`: of the parts' metrics, by the parts' names. `token`: the control token, for which the proxy asks.
+
+        `on_demand`: parts that run only while they are used. Without an answer of such a part, it has no `polar_part_up`.
+        """
         self._urls = urls
         self._token = token
+        self._on_demand = on_demand
 
     def unready_reason(self) -> str | None:
         """Always None: `polar up` prints its addresses only once it is ready."""
@@ -35,8 +39,13 @@ class PartsMetrics:
     async def scrape(self) -> bytes:
         """Prometheus' text format."""
         answers = await asyncio.gather(*(asyncio.to_thread(_asked, url, self._token) for url in self._urls.values()))
+        found = dict(zip(self._urls, answers, strict=True))
         registry = CollectorRegistry()
-        registry.register(_Merged(dict(zip(self._urls, answers, strict=True))))
+        registry.register(
+            _Merged(
+                {part: figures for part, figures in found.items() if figures is not None or part not in self._on_demand}
+            )
+        )
         return generate_latest(registry)
 
 

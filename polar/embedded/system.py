@@ -183,7 +183,7 @@ class System:
             from consumers.metrics_http import serve_metrics
             from polar.embedded.parts_metrics import PartsMetrics
 
-            merged = PartsMetrics(self._metrics_urls, self._control_token)
+            merged = PartsMetrics(self._metrics_urls, self._control_token, on_demand=["page"])
             serving = serve_metrics(merged, "127.0.0.1", self._options.metrics_port)
             self.metrics_url = await self._doors.enter_async_context(serving)
 
@@ -225,6 +225,7 @@ class System:
         arguments = ["polar.scripted", *scripts, *returns, "--record", str(self._data / "engine-record.jsonl")]
         child = self._launch("engine", [*arguments, "--port", str(port)])
         url = _loopback(port)
+        self._metrics_urls["engine"] = f"{url}/metrics"
         await readiness.http(f"{url}/health", "the scripted engine", deadline_s=START_S)
         child.has_answered = True
         return await asyncio.to_thread(probe.find_model, url, None)
@@ -243,12 +244,15 @@ class System:
         write_env_file(self._data / ENV_FILE, self.addresses)
 
     def _launch_worker(self, name: str, roles: Sequence[str]) -> None:
-        arguments = ["polar.cli", "worker", *roles]
-        if self._options.metrics_port is not None:
-            port = self._reserved(0)
-            arguments += ["--metrics-port", str(port)]
-            self._metrics_urls[name] = f"{_loopback(port)}/metrics"
-        self._launch(name, arguments)
+        self._launch(name, ["polar.cli", "worker", *roles, *self._metrics_options(name)])
+
+    def _metrics_options(self, name: str) -> list[str]:
+        """The options with which a part tells its metrics, if they are wanted."""
+        if self._options.metrics_port is None:
+            return []
+        port = self._reserved(0)
+        self._metrics_urls[name] = f"{_loopback(port)}/metrics"
+        return ["--metrics-port", str(port)]
 
     def _reserved(self, port: int) -> int:
         """The port; or if it is 0, a free one, which no other program gets as long as we hold it."""
@@ -263,7 +267,7 @@ class System:
         remembered = self._data / "run" / "page.port"
         listener = page_listener(self._options.page_port, remembered)
         self._held.append(listener)
-        arguments = ["polar.cli", "page", "--listener", str(listener.fileno())]
+        arguments = ["polar.cli", "page", "--listener", str(listener.fileno()), *self._metrics_options("page")]
         child = self._child("page", arguments, listener=listener)
         child.has_answered = True
         self._children.append(child)

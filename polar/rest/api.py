@@ -64,7 +64,7 @@ class RestApi:
         self._fleet = FleetRoutes(settings)
         self._submitted: dict[str, int] = {}
         """Numbers of samples of tasks that this process sent and no coordinator has shown yet, by id."""
-        self._streams = EventStreams()
+        self.streams = EventStreams()
         self._callbacks = Callbacks(settings, self._task_result, self._callback_url)
 
     def application(self, token: str) -> web.Application:
@@ -84,7 +84,7 @@ class RestApi:
             ]
         )
         app.add_routes(self._fleet.routes())
-        app.on_shutdown.append(self._streams.close)
+        app.on_shutdown.append(self.streams.close)
         return app
 
     async def close(self) -> None:
@@ -159,7 +159,7 @@ class RestApi:
         return json_answer({"task_id": task_id, "sessions": sessions})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        return await self._streams.serve(request, self._bus.frames())
+        return await self.streams.serve(request, self._bus.frames())
 
     def _on_change(self, task_id: str) -> None:
         self._index.update(task_id)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from aiohttp import web
 
+from consumers.metrics_http import serve_metrics
 from polar.client import Client
+from polar.http_metrics import HttpMetrics
 from polar.rest.api import RestApi
 from polar.rest.event_stream import EventBus
 from polar.sessions import control_token
@@ -32,10 +34,11 @@ async def serve(
     files: Path | None,
     stop: asyncio.Event,
     ready: Callable[[str], None],
+    metrics_binding: Binding | None = None,
 ) -> None:
-    """Serve until `stop`. `ready` gets the URL once requests are answered.
+    """Serve until `stop`. `ready` gets the URL once requests are answered. `metrics_binding`: where metrics are served; None: nowhere.
 
-    Raises NotReadyError without Kafka or a control token, and OSError if the port is in use.
+    Raises NotReadyError without Kafka or a control token, or if the port of the metrics is in use, and OSError if the other port is.
     """
     if settings.control_token_file is None:
         raise NotReadyError("polar rest needs the control token: name its file with POLAR_CONTROL_TOKEN_FILE")
@@ -49,9 +52,15 @@ async def serve(
         await changes.start()
         api = RestApi(settings, table, bus, base_url=advertise or url(listener), files=files)
         ends.push_async_callback(api.close)
-        runner = web.AppRunner(api.application(token), access_log=None, shutdown_timeout=STOP_S)
+        app = api.application(token)
+        metrics = HttpMetrics("rest")
+        metrics.count(app)
+        metrics.gauge("polar_event_streams", "Open streams of events", lambda: len(api.streams))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S)
         ends.push_async_callback(runner.cleanup)
         await runner.setup()
         await web.SockSite(runner, listener).start()
+        if metrics_binding is not None:
+            await ends.enter_async_context(serve_metrics(metrics, metrics_binding.host, metrics_binding.port))
         ready(url(listener))
         await first_done(stop, changes.failed, table.until(lambda: False, None))

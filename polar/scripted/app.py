@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from polar.scripted.engine import Engine, Work
 from polar.scripted.faults import Cut, Fault, Garbage, Hang, Slow, Status, spoil
@@ -219,9 +220,8 @@ async def _health(_: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    """The process's start time, under the name that Prometheus' client uses."""
-    started = request.app[ENGINE].started
-    return web.Response(text=f"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {started:.3f}\n")
+    engine = request.app[ENGINE]
+    return web.Response(body=engine.metrics.text(engine.started), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _version(_: web.Request) -> web.Response:

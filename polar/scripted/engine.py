@@ -15,6 +15,7 @@ from polar.scripted.cache import PrefixCache
 from polar.scripted.conversation import Turn
 from polar.scripted.drift import Drift
 from polar.scripted.faults import Fault, Faults, kind_of
+from polar.scripted.metrics import EngineMetrics
 from polar.scripted.record import Record, Sampled
 from polar.scripted.request import ApiError, ChatRequest, DetokenizeRequest, TokenizeRequest, to_turns
 from polar.scripted.response import FinishReason, Generation
@@ -68,6 +69,7 @@ class Engine:
         self.returns: Final = returns
         self.started: Final = time.time()
         """Unix seconds."""
+        self.metrics: Final = EngineMetrics()
         self.record: Final = record if record is not None else Record()
         self.faults: Final = Faults()
         self.weights: Final = Weights()
@@ -189,6 +191,7 @@ class Engine:
         """
         generation, weights = work.generation, self.weights.spans(work.began, time.monotonic(), tokens)
         self._cache.keep((work.request.sample, work.request.cache_salt), work.prompt, generation.token_ids[:tokens])
+        self.metrics.count(outcome, len(generation.prompt_token_ids), tokens)
         self.record.append(
             Sampled(
                 call=work.number,

@@ -22,7 +22,7 @@ from polar.trainer.groups import Group, trained
 from topics.fleet import Publication
 from topics.types.errors import InputError
 from topics.types.tokens import WIDTH, count
-from topics.types.trajectory import ROOT, Node, SameWeights, Trace, Trajectory
+from topics.types.trajectory import ROOT, Node, SameWeights, Trace, Trajectory, answer_offsets
 
 STALE = "stale"
 ABANDONED = "abandoned"
@@ -97,12 +97,13 @@ class Staleness:
 
     def _runs(self, trajectory: Trajectory, traces: Sequence[Trace], current: int | Publication) -> list[StaleRun]:
         """The runs of tokens that these traces train and must not."""
-        above = _sampled_above(trajectory)
+        offsets = answer_offsets(trajectory.nodes)
         runs = []
         for index in sorted({node for trace in traces for node in trace.trains}):
             node = trajectory.nodes[index]
+            first = offsets[index]
             assert node.call is not None, "a trained node has a call"
-            first = above[index]
+            assert first is not None, "its call sampled it"
             call = trajectory.calls[node.call]
             for weights in call.weights(first, first + count(node.tokens)):
                 reason = self._reason(weights, call.engine, current)
@@ -195,16 +196,6 @@ def _cut(node: Node, runs: Sequence[StaleRun]) -> list[Node]:
         )
         for start, end in pairwise([*starts, count(node.tokens)])
     ]
-
-
-def _sampled_above(trajectory: Trajectory) -> list[int]:
-    """By node: how many tokens its call sampled before this node. The nodes of one call follow one another."""
-    found: list[int] = []
-    for node in trajectory.nodes:
-        above = None if node.parent == ROOT else trajectory.nodes[node.parent]
-        continues = above is not None and node.call is not None and above.call == node.call
-        found.append(found[node.parent] + count(above.tokens) if above is not None and continues else 0)
-    return found
 
 
 def _worst(found: Collection[Sequence[StaleRun]]) -> str:

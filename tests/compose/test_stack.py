@@ -25,8 +25,14 @@ CONSUMERS = ("fanout", "coordinator", "builder", "analytics", "webhooks", *STAGE
 SAMPLES = 48
 """Twice what three run workers take at once: one that is killed has work in hand."""
 CALLS = 3
-QUIET = ("Disowned and refused",)
-"""Panels that may be empty when all is well."""
+QUIET = (
+    "Disowned and refused",
+    "Staleness",
+    "Null rewards",
+    "Requests of polar rest and polar page",
+    "Answers of polar rest and polar page",
+)
+"""Panels that may be empty when all is well: nothing is trained here, and neither service is part of the stack."""
 TASK = {
     "task_id": "hurt",
     "instruction": "Count.",

@@ -26,6 +26,12 @@ HEALTHY: Series = {
     "polar_verified_tokens_total{engine='qwen'}": "0+1000x60",
     "polar_drifted_tokens_total{engine='qwen'}": "0+1x60",
     "polar_webhooks_owed": "0 3 0x58",
+    "polar_trained_tokens_total{engine='qwen'}": "0+1000x60",
+    "polar_trained_versions_behind_total{engine='qwen'}": "0+3000x60",
+    "polar_trajectories_total{status='COMPLETED'}": "0+10x60",
+    "polar_trajectories_total{status='CANCELLED'}": "0+90x60",
+    "polar_null_rewards_total{cause='infra'}": "0+2x60",
+    "polar_null_rewards_total{cause='not_given'}": "0+98x60",
 }
 """Nothing of this is wrong."""
 PLANTED: dict[str, Series] = {
@@ -48,6 +54,8 @@ PLANTED: dict[str, Series] = {
     "PolarClaimsUnanswered": {"polar_claims_ended_total{stage='run',how='unanswered'}": "0x10 0+1x50"},
     "PolarPromptsDiffer": {"polar_proxy_prompt_doubts_total{engine='qwen',reason='ids'}": "0x10 0+1x50"},
     "PolarLogprobsDrift": {"polar_drifted_tokens_total{engine='qwen'}": "0x10 0+500x50"},
+    "PolarTokensStale": {"polar_trained_versions_behind_total{engine='qwen'}": "0+3000x10 40000+10000x49"},
+    "PolarRewardsNull": {"polar_null_rewards_total{cause='evaluation'}": "0x10 0+2x50"},
     "PolarReplayValuesMissing": {
         "polar_proxy_uncaptured_total{field='routed_experts',reason='malformed'}": "0x10 0+1x50"
     },

@@ -69,3 +69,11 @@ def test_each_alert_fires_on_what_it_is_about_and_on_nothing_else(tmp_path: Path
     file.write_text(json.dumps(document))  # YAML too
     tested = promtool("test", "rules", file)
     assert tested.returncode == 0, tested.stderr + tested.stdout
+
+
+def test_metrics_keep_their_own_label_role_in_the_stack() -> None:
+    """Targets get the label `role`, and some metrics have one: with `honest_labels` it isn't renamed to `exported_role`."""
+    jobs = yaml.safe_load((RULES.parent / "prometheus.yml").read_text())["scrape_configs"]
+    labelled = [job for job in jobs if any(one["target_label"] == "role" for one in job["relabel_configs"])]
+    assert labelled == jobs
+    assert [job["honest_labels"] for job in labelled] == [True, True]

@@ -6,6 +6,7 @@ sampled tokens are trainable *in this trace*: every sampled token is trainable i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -219,6 +220,17 @@ class ExpandedTrace(msgspec.Struct, frozen=True):
     """Trainable spans, ascending."""
     media: list[Medium] = []
     """The images and sounds of the path, in order; a `position` counts from the trace's first token."""
+
+
+def answer_offsets(nodes: Sequence[Node]) -> list[int | None]:
+    """By node: how many tokens of its call's answer come before its own, which the nodes above it hold; None: no call sampled it."""
+    offsets: list[int | None] = []
+    for node in nodes:
+        before = None if node.parent == ROOT else nodes[node.parent]
+        is_continued = before is not None and before.call == node.call
+        start = (offsets[node.parent] or 0) + count(before.tokens) if before is not None and is_continued else 0
+        offsets.append(None if node.call is None else start)
+    return offsets
 
 
 def path(trajectory: Trajectory, leaf: int) -> list[int]:

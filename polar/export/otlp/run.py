@@ -71,6 +71,8 @@ class Export:
         self._with_contents = with_contents
         self._position: Position | None = None
         self.sent = Sent()
+        self.failures = 0
+        """Looks in a row that failed, in `follow`."""
 
     def send_all(self, is_stopped: Callable[[], bool] = lambda: False) -> Sent:
         """Send what is in the lake after the position, portion by portion, until `is_stopped`.
@@ -108,23 +110,23 @@ class Export:
             raise
         except BackendError as error:
             log.warning("the backend is away", action="otlp.away", why=str(error))
-        failures = refusals = 0
+        refusals = 0
         while not stop.is_set():
             try:
                 before = self.sent.sessions
                 await asyncio.to_thread(self.send_all, stop.is_set)
-                failures, refusals, pause_s = 0, 0, LOOK_S
+                self.failures, refusals, pause_s = 0, 0, LOOK_S
                 if self.sent.sessions > before:
                     counts = {"sessions": self.sent.sessions, "spans": self.sent.spans}
                     log.info("sessions sent", action="otlp.sent", **counts, rejected=self._backend.rejected)
             except BackendError as error:
                 if self.sent.sessions > before:
-                    failures = refusals = 0
-                failures += 1
+                    self.failures = refusals = 0
+                self.failures += 1
                 refusals = refusals + 1 if isinstance(error, RefusedError) else 0
                 if refusals == REFUSALS:
                     raise
-                pause_s = PAUSES.pause_s(failures, random.random())
+                pause_s = PAUSES.pause_s(self.failures, random.random())
                 log.warning("will send again", action="otlp.failed", why=str(error), pause_s=round(pause_s, 1))
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

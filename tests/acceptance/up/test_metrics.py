@@ -21,7 +21,7 @@ from tests.waiting import until
 
 MONITORING = Path(__file__).parents[3] / "compose" / "monitoring"
 METRIC = re.compile(r"\b(?:polar|process)_[a-z_]+")
-PARTS = {"proxy", "deciding", "lake", "stages"}
+PARTS = {"proxy", "deciding", "lake", "stages", "engine", "page"}
 SCRAPED_S = 60.0
 ANSWER_S = 10.0
 
@@ -44,7 +44,13 @@ def get(url: str) -> str:
         return str(answer.read().decode())
 
 
+def open_page(up: Up) -> None:
+    """Its process runs only while somebody looks."""
+    get(up.addresses["POLAR_PAGE_URL"])
+
+
 def test_every_part_tells_its_metrics_and_no_query_asks_for_another(up: Up) -> None:
+    open_page(up)
     found = {family.name: family for family in text_string_to_metric_families(get(url_of(up)))}
     assert {sample.labels["part"]: sample.value for sample in found["polar_part_up"].samples} == dict.fromkeys(PARTS, 1)
     lags = {sample.labels["role"] for sample in found["polar_lag"].samples}
@@ -79,6 +85,7 @@ def test_a_real_prometheus_answers_every_query(up: Up, tmp_path: Path) -> None:
         except OSError:
             return False
 
+    open_page(up)
     with (tmp_path / "log").open("wb") as log:
         prometheus = subprocess.Popen([program, *options], stdout=log, stderr=log)
     try:

@@ -37,6 +37,7 @@ KNOWN: dict[str, list[tuple[Any, ...]]] = {
         (None, 3, 7, 4, 0.5, 100, at(80)),
         ("night", 1, 2, 2, 1.0, 40, at(61)),
     ],
+    "How a run goes, version by version": [(8, 1, 1.0, 0.0, 0.0, 14 / 26, None, {})],
     "How each task went": [
         ("mend", 4, 1, 1, 1, 0.5, 130, 25_000.0),
         ("parse", 2, 2, 0, 0, 1.0, 40, 20_500.0),

@@ -26,7 +26,7 @@ from topics.waiting.backoff import Backoff
 pytestmark = pytest.mark.contract
 
 POLITE = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-BUSY = 'import os\nprint("pid", os.getpid(), flush=True)\ntime.sleep(60)\n'
+BUSY = 'import os\nprint(f"pid {os.getpid()}", flush=True)\ntime.sleep(60)\n'
 
 
 class Bench:

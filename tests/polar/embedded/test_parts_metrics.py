@@ -28,3 +28,13 @@ async def test_each_sample_says_its_part_and_a_part_that_does_not_answer_is_down
     tasks = {(sample.labels["part"], sample.labels["became"]): sample.value for sample in found["polar_tasks"]}
     assert tasks == {("one", "submitted"): 3, ("other", "submitted"): 4}
     assert {sample.labels["part"] for sample in found["process_resident_memory_bytes"]} == {"one", "other"}
+
+
+async def test_a_part_that_runs_on_demand_is_there_or_is_not_and_never_down() -> None:
+    page = Metrics()
+    gone = f"http://{HOST}:{free_port()}/metrics"
+    async with serve_metrics(page, HOST, 0) as url:
+        for address, ups in ((gone, {"other": 0}), (url, {"other": 0, "page": 1})):
+            merged = PartsMetrics({"page": address, "other": gone}, "token", on_demand=["page"])
+            found = {family.name: family for family in text_string_to_metric_families((await merged.scrape()).decode())}
+            assert {sample.labels["part"]: sample.value for sample in found["polar_part_up"].samples} == ups

@@ -16,12 +16,14 @@ from polar.rest.service import serve
 from polar.rest.task_mapping import request_of
 from proxy.addresses import Binding
 from tests.polar.coordinator import Coordinator
+from tests.serving import free_port
 from tests.waiting import eventually
 from topics.environment.settings import Settings
 from topics.types.session import Phase, SessionState, Stage
 
 SHOWN_S = 60.0
 HEADERS = {"Authorization": "Bearer secret"}
+METRICS = Binding("127.0.0.1", free_port())
 
 
 @pytest.fixture
@@ -38,6 +40,7 @@ async def rest(settings: Settings, coordinator: Coordinator, tmp_path: Path) -> 
             files=None,
             stop=stop,
             ready=url.set_result,
+            metrics_binding=METRICS,
         )
     )
     await asyncio.wait([serving, url], return_when=asyncio.FIRST_COMPLETED)
@@ -87,6 +90,10 @@ async def test_the_id_of_a_refused_task_is_free_and_its_cancel_ends_no_later_tas
     assert await second == (200, {"task_id": "t", "status": "running"})
     assert (await answer(rest, "DELETE", "/rollout/task/t"))[1]["status"] == "running"
     assert await coordinator.cancels_of("t") == 1
+    async with rest.get(f"http://{METRICS.host}:{METRICS.port}/metrics") as response:
+        text = await response.text()
+    assert 'polar_http_requests_total{role="rest",route="/rollout/task/submit",status="409"} 1.0' in text
+    assert 'polar_http_requests_total{role="rest",route="/rollout/task/{task_id}",status="200"}' in text
 
 
 async def test_a_finished_task_without_its_trajectories_is_gone_and_listed(

@@ -23,7 +23,13 @@ async def test_a_start_without_kafka_leaves_no_socket(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         with pytest.raises(NotReadyError):
             await serve(
-                settings, Binding("127.0.0.1", 0), advertise=None, files=None, stop=asyncio.Event(), ready=print
+                settings,
+                Binding("127.0.0.1", 0),
+                advertise=None,
+                files=None,
+                stop=asyncio.Event(),
+                ready=print,
+                metrics_binding=Binding("127.0.0.1", 0),
             )
         gc.collect()
     assert [str(one.message) for one in left if one.category is ResourceWarning] == []

@@ -1,0 +1,1 @@
+"""A run's curves for TensorBoard, Weights & Biases and MLflow."""
