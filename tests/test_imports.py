@@ -50,6 +50,7 @@ BASE = {
 }
 """Import names of `project.dependencies`."""
 OF_AN_EXTRA = {
+    "analytics.lake.bucket": "obstore",
     "polar.sessions": "openai",
     "topics.environment.s3": "obstore",
     "topics.environment.s3_blobs": "obstore",

@@ -3,7 +3,8 @@
 Merging goes by size. If a tier (sizes up to eight times those of the tier below) has eight files, they and all smaller files become one. So
 a row is rewritten once per tier, and never beyond 128 MiB. Removing goes by version: manifests, the oldest first, up to the first one that
 a live reader has pinned or that was the newest within the grace period, and the files that only removed manifests contain. Invariant: no
-row is lost or doubled, and no file of a pinned, recent or future manifest is removed. One process at a time. Blocking.
+row is lost or doubled, and no file of a pinned, recent or future manifest is removed. One process of a host at a time; processes of several
+hosts with a lake in a bucket may do the same work twice, and one of them commits it. Blocking.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import pyarrow.parquet as pq
 import structlog
 
 from analytics.lake import files, locks
-from analytics.lake.manifest import ConflictError, File, Lake, Writing, sync
+from analytics.lake.manifest import ConflictError, File, Lake, Manifest, Writing
 from analytics.lake.schema import TABLES
 from topics.contract.topic import MIB
 
@@ -33,9 +35,7 @@ TIER_BITS = 3
 GROUP_BYTES = 32 * MIB
 """Size in memory of a merged file's row group."""
 GRACE_S = 600.0
-"""For readers of the DuckDB file, which don't pin manifests: their queries may take this long."""
-DRAFT_S = 3600.0
-"""An older draft was left by a killed process: writing one takes milliseconds."""
+"""For readers without a pin: queries of the DuckDB file, and copying from a bucket, may take this long."""
 
 LOCK = "compaction.lock"
 """File of the lake's folder, locked by the process that replaces files."""
@@ -48,14 +48,17 @@ def tidy(lake: Lake, writing: Writing, halt: threading.Event, grace_s: float = G
     with locks.alone(lake.folder / LOCK) as is_alone:
         if not is_alone:
             return
-        prune(lake, grace_s)
+        with suppress(FileNotFoundError):  # a manifest that a process of another host has removed first
+            prune(lake, grace_s)
+        newest = lake.newest()
         for table in TABLES:
-            while not halt.is_set() and (chosen := choose(lake.newest().files.get(table, []))):
+            while not halt.is_set() and (chosen := choose(newest.files.get(table, []))):
                 is_merged = merge(lake, writing, table, chosen, halt)
                 # After a merge Arrow keeps a hundred megabytes of freed memory, much for this process.
                 pa.default_memory_pool().release_unused()
                 if not is_merged:
                     break
+                newest = lake.newest()
 
 
 def choose(there: Sequence[File]) -> list[File]:
@@ -79,9 +82,9 @@ def merge(lake: Lake, writing: Writing, table: str, chosen: Sequence[File], halt
     path = lake.folder / table / writing.new_name()
     is_part = False
     try:
-        if write_merged(path, [lake.path(table, file) for file in chosen], TABLES[table].arrow, halt):
+        if write_merged(path, [partial(lake.open, table, file) for file in chosen], TABLES[table].arrow, halt):
             file = File(path.name, sum(file.rows for file in chosen), path.stat().st_size)
-            sync(path.parent)
+            lake.publish({table: [path.name]})
             is_part = _replace(lake, table, chosen, file)
     finally:
         if not is_part:
@@ -104,15 +107,15 @@ def _replace(lake: Lake, table: str, chosen: Sequence[File], file: File) -> bool
 
 def write_merged(
     path: Path,
-    sources: Sequence[Path],
+    sources: Sequence[Callable[[], Any]],
     schema: Any,
     halt: threading.Event | None = None,
     keep: Callable[[Any], Any] | None = None,
 ) -> bool:
-    """Write the rows of all sources, synced, including columns of newer writers. False if halted. `keep`: from a pyarrow Table to the rows
-    of it to write; None: all.
+    """Write the rows of all sources, synced, including columns of newer writers. False if halted. `sources`: each opens a Parquet file.
+    `keep`: from a pyarrow Table to the rows of it to write; None: all.
     """
-    schema = pa.unify_schemas([schema, *(pq.read_schema(source) for source in sources)])
+    schema = pa.unify_schemas([schema, *map(_schema, sources)])
     with path.open("xb") as out:
         with pq.ParquetWriter(out, schema, **files.options(schema)) as writer:
             for group in _groups(sources):
@@ -127,11 +130,16 @@ def write_merged(
     return True
 
 
-def _groups(sources: Sequence[Path]) -> Iterator[list[Any]]:
+def _schema(source: Callable[[], Any]) -> Any:
+    with source() as file:
+        return pq.read_schema(file)
+
+
+def _groups(sources: Sequence[Callable[[], Any]]) -> Iterator[list[Any]]:
     """Batches of row groups, each of about `GROUP_BYTES`."""
     batch: list[Any] = []
     for source in sources:
-        with pq.ParquetFile(source) as file:
+        with source() as opened, pq.ParquetFile(opened) as file:
             for number in range(file.num_row_groups):
                 batch.append(file.read_row_group(number))
                 if sum(group.nbytes for group in batch) >= GROUP_BYTES:
@@ -152,14 +160,11 @@ def prune(lake: Lake, grace_s: float) -> None:
         # A file is in consecutive manifests: if it isn't in this one, it is in no later one.
         kept = _named(lake, [versions[len(doomed)]])
         for version in doomed:
-            for path in _named(lake, [version]) - kept:
-                path.unlink(missing_ok=True)
+            _remove(lake, _named(lake, [version]) - kept)
             lake.remove(version)
     locks.living(lake.writers, lambda name: _bury(lake, name))
-    for draft in lake.drafts():
-        with suppress(FileNotFoundError):
-            if time.time() - draft.stat().st_mtime > DRAFT_S:
-                draft.unlink()
+    lake.store.clean()
+    _sweep(lake)
 
 
 def _is_past(lake: Lake, version: int, successor: int, grace_s: float, pinned: int | None) -> bool:
@@ -170,13 +175,43 @@ def _is_past(lake: Lake, version: int, successor: int, grace_s: float, pinned: i
     return abs(time.time() - lake.read(successor).committed_at / 1000) > grace_s
 
 
-def _named(lake: Lake, versions: Sequence[int]) -> set[Path]:
-    manifests = [lake.read(version) for version in versions]
-    return {lake.path(table, file) for one in manifests for table, made in one.files.items() for file in made}
+def _named(lake: Lake, versions: Sequence[int]) -> set[tuple[str, str]]:
+    """Tables and names of the files of some manifests."""
+    return {pair for version in versions for pair in _of(lake.read(version))}
+
+
+def _of(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    return ((table, file.name) for table, made in manifest.files.items() for file in made)
+
+
+def _remove(lake: Lake, doomed: Set[tuple[str, str]]) -> None:
+    for table in sorted({table for table, _ in doomed}):
+        lake.store.remove(table, [name for of, name in doomed if of == table])
 
 
 def _bury(lake: Lake, writer: str) -> None:
     """Remove a dead writer's files that are in no manifest: it can't commit them any more."""
-    there = {path for table in TABLES for path in (lake.folder / table).glob(f"{writer}-*")}
-    for path in there - _named(lake, lake.versions()):
-        path.unlink(missing_ok=True)
+    there = {(table, path.name) for table in TABLES for path in (lake.folder / table).glob(f"{writer}-*")}
+    for table, name in there:
+        lake.store.drop_drafts(table, [name])
+    if there:
+        _remove(lake, there - _named(lake, lake.versions()))
+
+
+def _sweep(lake: Lake) -> None:
+    """Remove files of writers that died on other hosts. No mark says who lives there, so a commit forbids to commit them any more.
+
+    A commit under way that names one of them finds its number used, and afterwards that `sweeps` has changed since its files were written.
+    """
+    found = lake.store.unclaimed()
+    if not found:
+        return
+    newest = lake.newest()
+    orphans = found.difference(_of(newest))
+    if orphans:  # older manifests take a request each
+        orphans -= _named(lake, lake.versions())
+    if orphans:
+        with suppress(ConflictError):  # the next sweep finds them again
+            lake.commit(newest, newest.swept())
+            _remove(lake, orphans)
+            log.info("files of dead writers removed", action="analytics.swept", files=len(orphans))

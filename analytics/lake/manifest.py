@@ -2,25 +2,24 @@
 
 The newest manifest is the lake; a file in no manifest isn't part of it. A commit creates the next number exclusively: of two writers that
 read the same manifest, one gets `ConflictError`. So offsets and rows change together or not at all. The files of a pinned manifest are
-kept while the process that pinned it lives. `analytics/lake/compaction.py` removes files.
+kept while the process that pinned it lives. `analytics/lake/compaction.py` removes files. Where all of it lies is `store.py`'s.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from analytics.lake import locks
 from analytics.lake.schema import TABLES
+from analytics.lake.store import FolderStore, Store, UnknownOutcomeError
 from topics.log.last_read import LastRead
 from topics.types.errors import NotReadyError
 
@@ -35,6 +34,10 @@ class ConflictError(Exception):
 
 class OtherClusterError(NotReadyError):
     """The lake has the records of another Kafka cluster: offsets mean nothing there, and task ids may be used twice."""
+
+
+class SweptError(OSError):
+    """Files that were written for this commit may have been removed meanwhile: write them again, under new names."""
 
 
 class File(msgspec.Struct, frozen=True):
@@ -60,6 +63,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Id of the Kafka cluster that the records come from; empty: an older Polar wrote them."""
     files: dict[str, list[File]] = {}
     """By table; a table without rows may be missing."""
+    sweeps: int = 0
+    """Counts removals of files that were in no manifest. A file from before the last one may be gone, unless a manifest names it."""
 
     def offset(self, partition: Partition) -> int | None:
         """The next offset to read; None: the partition was never read."""
@@ -94,6 +99,10 @@ class Manifest(msgspec.Struct, frozen=True):
         assert len(kept) + len(old) == len(self.files.get(table, ())), "files are replaced once"
         return msgspec.structs.replace(self, files={**self.files, table: [*kept, *new]})
 
+    def swept(self) -> Manifest:
+        """This manifest with one removal of files more."""
+        return msgspec.structs.replace(self, sweeps=self.sweeps + 1)
+
 
 class Writing:
     """Names the files of one writing process; thread-safe."""
@@ -109,7 +118,6 @@ class Writing:
 
 _decoder = msgspec.json.Decoder(Manifest)
 EMPTY = Manifest()
-DRAFT = ".draft"
 
 
 def _merged(old: Mapping[str, Mapping[int, T]], new: Mapping[Partition, T]) -> dict[str, dict[int, T]]:
@@ -121,114 +129,139 @@ def _merged(old: Mapping[str, Mapping[int, T]], new: Mapping[Partition, T]) -> d
 
 
 class Lake:
-    """A folder with `manifest/`, a folder for each table, and the marks of live readers and writers."""
+    """Manifests and files in a store, and the marks of this host's live readers and writers (of a shared folder: of all hosts')."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.readers = folder / "readers"
+    def __init__(self, place: Path | Store) -> None:
+        self.store = FolderStore(place) if isinstance(place, Path) else place
+        self.folder = self.store.folder
+        self.readers = self.folder / "readers"
         """Pins: the text is the pinned version, or empty while it is being chosen."""
-        self.writers = folder / "writers"
+        self.writers = self.folder / "writers"
         """Marks of writers: a live writer may still commit files whose names begin with its mark's name."""
-        self._manifests = folder / "manifest"
+        self._published: dict[str, int] = {}
+        """Names of files that aren't committed yet, and `Manifest.sweeps` from before each was published."""
+        self._in_doubt: set[str] = set()
+        """Names of files that a commit of unknown outcome names."""
 
     def prepare(self) -> None:
-        """Create the folders. Raises OSError."""
-        for folder in (self._manifests, self.readers, self.writers, *(self.folder / table for table in TABLES)):
+        """Create what a writer needs. Raises OSError, InputError."""
+        self.store.prepare()
+        for folder in (self.readers, self.writers, *(self.folder / table for table in TABLES)):
             folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, table: str, file: File) -> Path:
+        """A file on this host, once it was fetched."""
         return self.folder / table / file.name
 
+    def open(self, table: str, file: File) -> Any:
+        """A file, for pyarrow, without a copy on this host. Raises OSError."""
+        return self.store.open(table, file.name, file.bytes)
+
+    def fetch(self, manifest: Manifest, tables: Iterable[str]) -> None:
+        """Have all files of a pinned manifest's tables at their paths. Raises OSError, NotReadyError."""
+        for table in tables:
+            self.store.fetch(table, {file.name: file.bytes for file in manifest.files.get(table, ())})
+
+    def publish(self, written: Mapping[str, Sequence[str]]) -> None:
+        """Make new files, by table, ready to be committed. Raises OSError."""
+        if not written:
+            return
+        sweeps = self.newest().sweeps
+        self.store.publish(written)
+        self._published |= {name: sweeps for names in written.values() for name in names}
+
     def versions(self) -> list[int]:
-        try:
-            there = [path for path in self._manifests.iterdir() if path.suffix == ".json"]
-        except FileNotFoundError:
-            return []
-        return sorted(int(path.stem) for path in there if path.stem.isdecimal())
+        return self.store.versions()
 
     def newest(self) -> Manifest:
         """The newest manifest; an empty one if nothing was committed. Raises OSError."""
         while True:
-            versions = self.versions()
-            if not versions:
+            version = self.store.newest_version()
+            if not version:
                 return EMPTY
             try:
-                return self.read(versions[-1])
+                return self.read(version)
             except FileNotFoundError:
                 continue  # removed after many newer commits
 
     def read(self, version: int) -> Manifest:
         """A manifest. Raises FileNotFoundError if it doesn't exist, OSError if it is damaged."""
-        path = self._path(version)
         try:
-            return _decoder.decode(path.read_bytes())
+            return _decoder.decode(self.store.read(version))
         except msgspec.DecodeError as error:
-            raise OSError(f"{path} is damaged ({error}); delete it to continue from the manifest before") from None
+            name = self.store.name_of(version)
+            raise OSError(f"{name} is damaged ({error}); delete it to continue from the manifest before") from None
 
     def commit(self, base: Manifest, new: Manifest) -> Manifest:
-        """Commit `new` durably as the successor of `base`, and return it as committed. Its files must be synced in their folders.
+        """Commit `new` durably as the successor of `base`, and return it as committed. Its files must be published.
 
-        Raises OSError, and ConflictError if `base` isn't the newest. The files may then be in the lake nevertheless, if the caller was
-        suspended between the last two steps for longer than manifests are kept: decide from the newest manifest.
+        Raises OSError, SweptError, and ConflictError if `base` isn't the newest. After an OSError the files may be in the lake
+        nevertheless, or come into it later: decide from the newest manifest.
         """
         version = base.version + 1
-        if self.versions()[-1:] not in ([], [base.version]):
+        if self.store.newest_version() not in (0, base.version):
             raise ConflictError
+        names = [file.name for files in new.files.values() for file in files]
+        if any(self._published.get(name, base.sweeps) != base.sweeps for name in names):
+            raise SweptError("files in no manifest were removed while this commit was made")
         made = msgspec.structs.replace(new, version=version, committed_at=int(time.time() * 1000))
-        draft = self._manifests / f"{uuid.uuid4().hex}{DRAFT}"
         try:
-            with draft.open("xb") as file:
-                file.write(msgspec.json.encode(made))
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(draft, self._path(version))
+            self.store.create(version, msgspec.json.encode(made))
         except FileExistsError:
             raise ConflictError from None
-        finally:
-            draft.unlink(missing_ok=True)
-        sync(self._manifests)
+        except UnknownOutcomeError:
+            self._in_doubt |= self._published.keys() & set(names)
+            raise
         # The oldest manifests are removed first: while the base exists, the next number was never used.
-        if base.version and not self._path(base.version).exists():
+        if base.version and not self.store.has(base.version):
+            if self.store.newest_version() > version:
+                # Otherwise `prune` would remove its files, which the caller may commit after this conflict.
+                self.store.remove_version(version)
             raise ConflictError
+        for name in names:
+            self._published.pop(name, None)
         return made
 
     def require_cluster(self, newest: Manifest, cluster: str) -> None:
         """Raises OtherClusterError if the newest manifest has the records of another Kafka cluster."""
         if newest.cluster not in ("", cluster):
             raise OtherClusterError(
-                f"the lake in {self.folder} has the records of the Kafka cluster {newest.cluster}, and this Kafka is {cluster}: set "
-                "POLAR_LAKE to a folder of its own, or move the lake away if the other Kafka is gone"
+                f"the lake in {self.store.place} has the records of the Kafka cluster {newest.cluster}, and this Kafka is {cluster}: set "
+                "POLAR_LAKE to a place of its own, or move the lake away if the other Kafka is gone"
             )
 
     def discard(self, table: str, names: Iterable[str]) -> None:
-        """Remove files that weren't committed, which matters on a full disk; files in the newest manifest are kept."""
+        """Remove files that weren't committed, which matters on a full disk; files that are or may get in the newest manifest are kept."""
+        names = set(names)
         with suppress(OSError):
+            self.store.drop_drafts(table, names)
             named = {file.name for file in self.newest().files.get(table, ())}
-            for name in set(names) - named:
-                (self.folder / table / name).unlink(missing_ok=True)
+            unused = names - named - self._in_doubt
+            self.store.remove(table, unused)
+            for name in unused:
+                self._published.pop(name, None)
 
     def remove(self, version: int) -> None:
         """Remove a manifest, which must be the oldest."""
-        self._path(version).unlink(missing_ok=True)
-
-    def drafts(self) -> list[Path]:
-        """Manifests that are being written or whose writer died."""
-        return [path for path in self._manifests.iterdir() if path.suffix == DRAFT]
+        self.store.remove_version(version)
 
     @contextmanager
     def writing(self) -> Iterator[Writing]:
-        """Register this process as a writer: its uncommitted files are kept while the context lasts. Raises OSError."""
+        """Register this process as a writer: its uncommitted files are kept while the context lasts. Raises OSError, InputError."""
         self.prepare()
         with locks.locked_file(self.writers, leave=True) as mark:
             yield Writing(mark.name)
 
     @contextmanager
     def pin(self) -> Iterator[Manifest]:
-        """The newest manifest, whose files are kept while the context lasts. Raises NotReadyError if there is no lake."""
-        if not self.readers.is_dir():
+        """The newest manifest, whose files are kept while the context lasts. Those in a bucket are kept for `GRACE_S` of `compaction.py`
+        after a newer manifest, and copies of them while the context lasts. Raises NotReadyError if there is no lake, InputError, OSError.
+        """
+        if not self.store.exists():
             raise NotReadyError(
-                f"no lake in {self.folder}: `polar up` makes one (alone: `polar worker analytics`); --data names another folder"
+                f"no lake in {self.store.place}: `polar up` makes one (alone: `polar worker analytics`); --data names another folder"
             )
+        self.readers.mkdir(parents=True, exist_ok=True)
         # A mark without a version keeps everything: nothing is removed before the version is written.
         with locks.locked_file(self.readers) as mark:
             manifest = self.newest()
@@ -236,14 +269,3 @@ class Lake:
             with suppress(OSError):
                 mark.write(str(manifest.version))
             yield manifest
-
-    def _path(self, version: int) -> Path:
-        return self._manifests / f"{version:020}.json"
-
-
-def sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,40 +7,23 @@ old files are deleted like merged ones (`compaction.py`), once no reader needs t
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analytics.lake import locks
-from analytics.lake.compaction import LOCK, write_merged
-from analytics.lake.manifest import ConflictError, File, Lake, Manifest, Writing, sync
+from analytics.lake.compaction import write_merged
+from analytics.lake.manifest import ConflictError, File, Lake, Manifest, Writing
 from analytics.lake.schema import TABLES
-from topics.types.errors import NotReadyError
 
 OF_TASKS = tuple(name for name, table in TABLES.items() if "task_id" in table.arrow.names)
 BY_AGE = ("heartbeats", "dead_letters", "dead_letter_replays")
 """Tables whose rows go one by one."""
-MERGE_S = 600.0
-"""For a merge of files that is under way."""
-LOOK_S = 0.5
-"""Between two looks whether it has ended."""
-
 Announce = Callable[[str], None]
-"""Gets a sentence about the progress, after each file and each look."""
-
-
-class Change(NamedTuple):
-    """One file of a table, and what takes its place."""
-
-    old: File
-    new: File | None
-    """None: all of its rows are old."""
+"""Gets a sentence about the progress, after each file."""
 
 
 class Removed(NamedTuple):
@@ -56,7 +39,8 @@ def old_tasks(lake: Lake, newest: Manifest, before_ms: int) -> set[str]:
     last: dict[str, int] = {}
     for table in OF_TASKS:
         for file in newest.files.get(table, ()):
-            read = pq.read_table(lake.path(table, file), columns=["task_id", "logged_at"])
+            with lake.open(table, file) as opened:
+                read = pq.read_table(opened, columns=["task_id", "logged_at"])
             found = read.group_by("task_id").aggregate([("logged_at", "max")])
             times = found["logged_at_max"].cast(pa.int64()).to_pylist()
             for task_id, at in zip(found["task_id"].to_pylist(), times, strict=True):
@@ -70,87 +54,98 @@ def expire(
 ) -> dict[str, Removed]:
     """Remove what is older than `before_ms`, Unix ms, and return by table what was removed. A trial changes nothing.
 
-    Writers and readers go on meanwhile. Raises NotReadyError if a merge of files doesn't end, and OSError.
+    Writers, merges and readers go on meanwhile. Raises OSError.
     """
-    with _merging(lake, announce), lake.pin() as pinned:
-        total = sum(len(pinned.files.get(table, ())) for table in (*OF_TASKS, *BY_AGE))
-        numbers = itertools.count(1)
-        tasks = pa.array(sorted(old_tasks(lake, pinned, before_ms)), pa.string())
-        changes: dict[str, list[Change]] = {}
-        is_part = False
+    with lake.pin() as newest:
+        tasks = pa.array(sorted(old_tasks(lake, newest, before_ms)), pa.string())
+        replacements = _Replacements(lake, writing, tasks, before_ms)
+        committed: Manifest | None = None
         try:
-            for table in (*OF_TASKS, *BY_AGE):
-                made = changes.setdefault(table, [])
-                keeps = _keeps(table, tasks, before_ms)
-                for file in pinned.files.get(table, ()):
-                    if (change := _change(lake, writing, table, file, keeps)) is not None:
-                        made.append(change)
-                    announce(f"{next(numbers)} of {total} files of the lake are looked through")
-                if made:
-                    sync(lake.folder / table)
-            found = {table: _removed(made) for table, made in changes.items() if made}
-            if found and not is_trial:
-                _commit(lake, changes)
-                is_part = True
-            return found
+            while True:
+                replacements.look_through(newest, announce)
+                made = {table: found for table in TABLES if (found := replacements.of(newest, table))}
+                if made and not is_trial:
+                    try:
+                        committed = lake.commit(newest, _with(newest, made))
+                    except ConflictError:  # a writer has added files, or others were merged
+                        newest = lake.newest()
+                        continue
+                return {table: _removed(found) for table, found in made.items()}
         finally:
-            if not is_part:
-                for table, made in changes.items():
-                    lake.discard(table, [change.new.name for change in made if change.new is not None])
+            replacements.discard(committed)
 
 
-@contextmanager
-def _merging(lake: Lake, announce: Announce) -> Iterator[None]:
-    """Meanwhile no other process merges files, so that those of the newest manifest stay in it. Raises NotReadyError."""
-    deadline = time.monotonic() + MERGE_S
-    while True:
-        with locks.alone(lake.folder / LOCK) as is_alone:
-            if is_alone:
-                yield
-                return
-        if time.monotonic() > deadline:
-            raise NotReadyError(f"another process merges files of the lake in {lake.folder} for over {MERGE_S:.0f} s")
-        announce("another process merges files of the lake, or prunes it; waiting for its end")
-        time.sleep(LOOK_S)
+class _Replacements:
+    """For each file of the lake that was looked through and has old rows: the file of its other rows, None if it has none."""
+
+    def __init__(self, lake: Lake, writing: Writing, tasks: Any, before_ms: int) -> None:
+        self._lake = lake
+        self._writing = writing
+        self._tasks = tasks
+        self._before_ms = before_ms
+        self._seen: set[tuple[str, File]] = set()
+        self._made: dict[str, dict[File, File | None]] = {table: {} for table in TABLES}
+
+    def of(self, newest: Manifest, table: str) -> dict[File, File | None]:
+        """Those of a manifest's files, which were looked through."""
+        there = set(newest.files.get(table, ()))
+        return {old: new for old, new in self._made[table].items() if old in there}
+
+    def look_through(self, newest: Manifest, announce: Announce) -> None:
+        """Write and publish replacements for a manifest's files that weren't looked through yet. Raises OSError."""
+        written: dict[str, list[str]] = {}
+        files = [(table, file) for table in (*OF_TASKS, *BY_AGE) for file in newest.files.get(table, ())]
+        for number, (table, file) in enumerate(files, start=1):
+            if (table, file) in self._seen:
+                continue
+            new = self._replacement(table, file)
+            self._seen.add((table, file))
+            if new != file:
+                self._made[table][file] = new
+            if new is not None and new != file:
+                written.setdefault(table, []).append(new.name)
+            announce(f"{number} of {len(files)} files of the lake are looked through")
+        self._lake.publish(written)
+
+    def discard(self, committed: Manifest | None) -> None:
+        """Remove the files that this manifest doesn't name; None: none was committed."""
+        for table, made in self._made.items():
+            part = {file.name for file in committed.files.get(table, ())} if committed else set()
+            self._lake.discard(table, {new.name for new in made.values() if new is not None} - part)
+
+    def _replacement(self, table: str, file: File) -> File | None:
+        """A file of the rows that stay; the file itself if all do."""
+        column = "logged_at" if table in BY_AGE else "task_id"
+        with self._lake.open(table, file) as opened:
+            kept = pc.sum(self._keeps(table, pq.read_table(opened, columns=[column]))).as_py() or 0
+        if kept == file.rows:
+            return file
+        if kept == 0:
+            return None
+        path = self._lake.folder / table / self._writing.new_name()
+        source = partial(self._lake.open, table, file)
+        try:
+            write_merged(path, [source], TABLES[table].arrow, keep=lambda rows: rows.filter(self._keeps(table, rows)))
+        except BaseException:
+            path.unlink(missing_ok=True)  # a part of a file is no use, and the disk may be full
+            raise
+        return File(path.name, kept, path.stat().st_size)
+
+    def _keeps(self, table: str, rows: Any) -> Any:
+        """For a pyarrow Table: whether each row stays."""
+        if table in BY_AGE:
+            return pc.greater_equal(rows["logged_at"].cast(pa.int64()), self._before_ms)
+        return pc.invert(pc.is_in(rows["task_id"], value_set=self._tasks))
 
 
-def _keeps(table: str, tasks: Any, before_ms: int) -> Callable[[Any], Any]:
-    """A function of a pyarrow Table with the rows to keep: an array of booleans."""
-    if table in BY_AGE:
-        return lambda rows: pc.greater_equal(rows["logged_at"].cast(pa.int64()), before_ms)
-    return lambda rows: pc.invert(pc.is_in(rows["task_id"], value_set=tasks))
+def _with(newest: Manifest, made: Mapping[str, Mapping[File, File | None]]) -> Manifest:
+    """The manifest with its files of old rows replaced."""
+    for table, found in made.items():
+        newest = newest.replaced(table, list(found), [new for new in found.values() if new is not None])
+    return newest
 
 
-def _change(lake: Lake, writing: Writing, table: str, file: File, keeps: Callable[[Any], Any]) -> Change | None:
-    """None if all rows of the file stay."""
-    path = lake.path(table, file)
-    column = "logged_at" if table in BY_AGE else "task_id"
-    kept = pc.sum(keeps(pq.read_table(path, columns=[column]))).as_py() or 0
-    if kept == file.rows:
-        return None
-    if kept == 0:
-        return Change(file, None)
-    new = lake.folder / table / writing.new_name()
-    try:
-        write_merged(new, [path], TABLES[table].arrow, keep=lambda rows: rows.filter(keeps(rows)))
-    except BaseException:
-        new.unlink(missing_ok=True)  # a part of a file is no use, and the disk may be full
-        raise
-    return Change(file, File(new.name, kept, new.stat().st_size))
-
-
-def _commit(lake: Lake, changes: Mapping[str, Sequence[Change]]) -> None:
-    while True:
-        newest = expired = lake.newest()
-        for table, made in changes.items():
-            new = [change.new for change in made if change.new is not None]
-            expired = expired.replaced(table, [change.old for change in made], new)
-        with suppress(ConflictError):  # a writer has added files meanwhile
-            lake.commit(newest, expired)
-            return
-
-
-def _removed(made: Sequence[Change]) -> Removed:
-    rows = sum(change.old.rows - (change.new.rows if change.new else 0) for change in made)
-    size = sum(change.old.bytes - (change.new.bytes if change.new else 0) for change in made)
+def _removed(made: Mapping[File, File | None]) -> Removed:
+    rows = sum(old.rows - (new.rows if new else 0) for old, new in made.items())
+    size = sum(old.bytes - (new.bytes if new else 0) for old, new in made.items())
     return Removed(rows, size)

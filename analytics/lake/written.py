@@ -38,7 +38,8 @@ def written(lake: Lake, partition: Partition) -> set[tuple[int, int]]:
     with lake.pin() as manifest:
         for table in TABLES.get(topic, OF_OUTPUT):
             for file in manifest.files.get(table, ()):
-                read = pq.read_table(lake.path(table, file), columns=["log_offset", "logged_at"], filters=wanted)
+                with lake.open(table, file) as opened:
+                    read = pq.read_table(opened, columns=["log_offset", "logged_at"], filters=wanted)
                 times = read["logged_at"].cast(pa.int64())
                 found.update(zip(read["log_offset"].to_pylist(), times.to_pylist(), strict=True))
     return found

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import duckdb
+import msgspec
 
+from analytics.lake import places
 from analytics.lake.manifest import Lake, Manifest
 from analytics.lake.schema import TABLES
 from analytics.queries import views
@@ -32,15 +34,27 @@ READS = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "C
 """Parse-tree nodes that only read. A SELECT statement may contain an INSERT or a COPY in its `WITH`."""
 RUNS_TEXT = frozenset({"query", "json_execute_serialized_sql"})
 """Functions that run a string as SQL, which would not be checked."""
+BY_TEXT = frozenset({"query_table"})
+"""Functions whose argument is a table's name, which a query may compute."""
 EXPLAIN = re.compile(r"(\s|--[^\n]*\n)*EXPLAIN\s+(ANALYZE\s+)?(\([\w\s,]*\)\s*)?(?=\S)", re.IGNORECASE)
 LISTS = re.compile(r"information_schema|duckdb_|pg_|pragma_|sqlite_", re.IGNORECASE)
 """A query that reads a list of what there is."""
 OF_ONE = frozenset({"DESCRIBE", "SUMMARY"})
 """Parse-tree sorts of DESCRIBE and SUMMARIZE that name what they describe; SHOW, and DESCRIBE without a name, list what there is."""
 ONLY_READS = "only queries are allowed: SELECT, WITH … SELECT, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, or EXPLAIN of one of these"
+PREFIX = "lake."
+"""Of the tables' names: their schema."""
 BATCH = 1024
 """Rows fetched at a time."""
 ARROW_BATCH = 65_536
+
+
+class Names(NamedTuple):
+    """Views and tables of a query."""
+
+    used: Set[str]
+    listed: Set[str]
+    """Those that it needs only to be there."""
 
 
 class SqlError(InputError):
@@ -69,56 +83,69 @@ class Answer:
 class Reader:
     """Runs queries, one at a time, on the lake as of `manifest`."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, manifest: Manifest) -> None:
         self._connection = connection
-        self._folder = folder
+        self._lake = lake
         self.manifest = manifest
         self._created: set[str] = set()
         """Names of views and tables that are there. Making all of them takes a third of a second of computing, and a query uses few."""
+        self._filled: set[str] = set()
+        """The tables with rows. Those of which only names and types were of interest have none: their files may have to be copied."""
 
     def ask(self, sql: str) -> Answer:
         """Run one query. Raises InputError for anything else and for wrong SQL, NotReadyError if a file of the lake can't be read."""
         with _as_our_errors(sql):
-            lists = self._check(sql)
-            return Answer(sql, self._bound(sql, lists, self._connection.execute))
+            names = self._check(sql)
+            return Answer(sql, self._bound(sql, names, self._connection.execute))
 
     def batches(self, sql: str) -> tuple[Any, Iterator[Any]]:
         """The answer as a pyarrow Schema and RecordBatches. Raises as `ask`, also while the batches are read."""
         with _as_our_errors(sql):
-            lists = self._check(sql)
-            found = self._bound(sql, lists, self._connection.sql).to_arrow_reader(ARROW_BATCH)
+            names = self._check(sql)
+            found = self._bound(sql, names, self._connection.sql).to_arrow_reader(ARROW_BATCH)
             return found.schema, _batches(sql, found)
 
     def interrupt(self) -> None:
         """End the query of another thread, which raises InputError there."""
         self._connection.interrupt()
 
-    def _bound(self, sql: str, lists: bool, run: Callable[[str], T]) -> T:
-        """Run a checked query once the views that it uses exist, or all views if it `lists` them."""
-        self._create(views.EVERY if lists else views.needed(sql))
+    def _bound(self, sql: str, names: Names, run: Callable[[str], T]) -> T:
+        """Run a checked query once the views of these names exist."""
+        self._create(*names)
         try:
             return run(sql)
         except duckdb.CatalogException:
-            # Names may be hidden from `needed`, and DuckDB proposes a similar name only if it is there.
-            self._create(views.EVERY)
+            # DuckDB proposes a similar name only if it is there.
+            self._create(frozenset(), views.EVERY)
             return run(sql)
 
-    def _create(self, names: Set[str]) -> None:
-        if not (missing := names - self._created):
+    def _create(self, used: Set[str], listed: Set[str]) -> None:
+        """Create views and tables that aren't there. Those only `listed` have their names and types, but no rows."""
+        empty = sorted(name for name in used - self._filled if name.startswith(PREFIX))
+        missing = (used | listed) - self._created
+        if not (missing or empty):
             return
+        tables = [name.removeprefix(PREFIX) for name in empty]
+        files = {name: self.manifest.files.get(name, []) for name in tables}
+        shown = msgspec.structs.replace(self.manifest, files=files)
         try:
-            views.create(self._connection, self._folder, self.manifest, missing)
+            self._lake.fetch(shown, tables)
+            views.create(self._connection, self._lake.folder, shown, missing)
+            there = [name for name in tables if PREFIX + name not in missing]
+            views.fill(self._connection, self._lake.folder, shown, there)
         except duckdb.InterruptException:
             raise
-        except duckdb.Error as error:
+        except (OSError, duckdb.Error) as error:
             # DuckDB calls a listed file that doesn't exist forbidden.
-            paths = views.files(self._folder, self.manifest, *TABLES)
+            paths = views.files(self._lake.folder, shown, *tables)
             gone = next((f"{path} is gone" for path in paths if not Path(path).exists()), None)
-            raise NotReadyError(f"the lake in {self._folder} can't be read: {gone or error}") from error
+            why = error if isinstance(error, OSError) else gone or error
+            raise NotReadyError(f"the lake in {self._lake.store.place} can't be read: {why}") from error
         self._created |= missing
+        self._filled |= {*empty}
 
-    def _check(self, sql: str) -> bool:
-        """Raise InputError unless `sql` is one statement that only reads. Returns whether it lists what there is."""
+    def _check(self, sql: str) -> Names:
+        """Raise InputError unless `sql` is one statement that only reads. Returns the names of views and tables that it uses."""
         try:
             sql.encode()
         except UnicodeEncodeError:
@@ -139,7 +166,7 @@ class Reader:
             raise InputError(FIELD, sql, ONLY_READS)
         return self._check_tree(sql)
 
-    def _check_tree(self, sql: str) -> bool:
+    def _check_tree(self, sql: str) -> Names:
         [(serialized,)] = self._connection.execute("SELECT json_serialize_sql($1)", [sql]).fetchall()
         try:
             tree = json.loads(serialized)
@@ -147,7 +174,7 @@ class Reader:
             raise InputError(FIELD, sql, "nested too deeply to be checked") from None
         if tree["error"]:
             raise InputError(FIELD, sql, f"{ONLY_READS}; {tree['error_message']}")
-        lists = LISTS.search(sql) is not None
+        lists, hides = LISTS.search(sql) is not None, False
         for node in _nodes(tree):
             kind, function = str(node.get("type", "")), str(node.get("function_name", "")).lower()
             if kind.endswith("_NODE") and kind not in READS:
@@ -155,13 +182,14 @@ class Reader:
             if function in RUNS_TEXT:
                 raise InputError(FIELD, sql, f"{function}() runs text as SQL; write that SQL itself")
             lists |= kind == "SHOW_REF" and node.get("show_type") not in OF_ONE
-        return lists
+            hides |= function in BY_TEXT
+        return Names(views.EVERY if hides else views.needed(sql), views.EVERY if lists else frozenset())
 
 
 @contextmanager
 def connect(settings: Settings) -> Iterator[Reader]:
     """A reader of the newest manifest, whose files are kept while the context lasts. Raises NotReadyError if no lake can be read."""
-    lake = Lake(settings.lake_folder)
+    lake = places.lake(settings)
     with ExitStack() as stack:
         try:
             manifest = stack.enter_context(lake.pin())
@@ -172,8 +200,8 @@ def connect(settings: Settings) -> Iterator[Reader]:
             connection.execute("SET TimeZone = 'UTC'; SET parquet_metadata_cache = true")
             _lock(connection, views.files(lake.folder, manifest, *TABLES), spill)
         except (OSError, duckdb.Error) as error:
-            raise NotReadyError(f"the lake in {lake.folder} can't be read: {error}") from error
-        yield Reader(connection, lake.folder, manifest)
+            raise NotReadyError(f"the lake in {lake.store.place} can't be read: {error}") from error
+        yield Reader(connection, lake, manifest)
 
 
 def _close(connection: duckdb.DuckDBPyConnection) -> None:

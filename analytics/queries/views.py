@@ -119,6 +119,12 @@ def create(connection: duckdb.DuckDBPyConnection, folder: Path, manifest: Manife
     connection.execute("COMMIT")
 
 
+def fill(connection: duckdb.DuckDBPyConnection, folder: Path, manifest: Manifest, tables: Iterable[str]) -> None:
+    """Give tables that were created without files those of this manifest."""
+    for table in tables:
+        _create_table(connection, schema.TABLES[table], files(folder, manifest, table))
+
+
 def _create_table(connection: duckdb.DuckDBPyConnection, table: schema.Table, paths: list[str]) -> None:
     connection.execute(f"CREATE OR REPLACE VIEW lake.{table.name} AS {_rows(table, paths)}")
 

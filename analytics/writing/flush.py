@@ -1,7 +1,7 @@
 """Commits rows and offsets to the lake atomically.
 
-1. Write and sync a file for each table. 2. Commit the next manifest if the newest has the expected offsets of our partitions. Losing a race
-against other commits is no failure; changed offsets of our partitions are. Blocking: run it in a thread.
+1. Write, sync and publish a file for each table. 2. Commit the next manifest if the newest has the expected offsets of our partitions.
+Losing a race against other commits is no failure; changed offsets of our partitions are. Blocking: run it in a thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 import structlog
 
 from analytics.lake import files
-from analytics.lake.manifest import ConflictError, File, Lake, Manifest, OtherClusterError, Partition, Writing, sync
+from analytics.lake.manifest import ConflictError, File, Lake, Manifest, OtherClusterError, Partition, Writing
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
 from topics.log.last_read import LastRead
@@ -37,8 +37,8 @@ def flush(
     """Commit rows read from `base` to `offsets`, where `last` were read last, of a Kafka cluster; returns how many rows fitted no column
     and were left out.
 
-    Raises SupersededError, OtherClusterError, and OSError if nothing was committed. If the disk failed after the last step, everything
-    was committed, and the next try raises SupersededError.
+    Raises SupersededError, OtherClusterError, and OSError if nothing was committed. If the disk failed after the last step, or the answer
+    of a bucket was lost, everything was committed, and the next try raises SupersededError.
     """
     added: dict[str, list[File]] = {}
     unfit = 0
@@ -52,8 +52,7 @@ def flush(
             if len(made):
                 file = writing.new_name()
                 added[name] = [File(file, len(made), files.write(lake.folder / name / file, made))]
-        for name in added:
-            sync(lake.folder / name)
+        lake.publish({name: [file.name for file in made] for name, made in added.items()})
         while True:
             newest = lake.newest()
             lake.require_cluster(newest, cluster or newest.cluster)

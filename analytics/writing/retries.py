@@ -23,7 +23,8 @@ class Retries:
         """Record a failure; returns the seconds to wait before the next try."""
         if not self._failures:
             log.error(
-                f"{self._operation} fails and is tried again: free disk space or grant write access; nothing is lost while Kafka keeps it",
+                f"{self._operation} fails and is tried again: free disk space, grant write access, or start the bucket's server; nothing "
+                "is lost while Kafka keeps it",
                 action="analytics.failing",
                 why=f"{type(error).__name__}: {error}",
             )

@@ -1,4 +1,4 @@
-"""Maintains the lake beside the writer: merges and removes files, and writes a DuckDB file that shows the newest manifest.
+"""Maintains the lake beside the writer: merges and removes files, and writes a DuckDB file that shows the newest manifest of a folder.
 
 Runs in threads of each writer's process. A failure is logged once and tried again, and doesn't stop the writer.
 """
@@ -27,9 +27,9 @@ async def run(lake: Lake, writing: Writing, stop: asyncio.Event) -> None:
     shown: list[int] = []
 
     def publish() -> None:
-        newest = lake.newest()
-        if shown != [newest.version]:
-            views.write_database(lake.folder.with_name(f"{lake.folder.name}.duckdb"), lake.folder, newest)
+        database = lake.store.database
+        if database is not None and shown != [(newest := lake.newest()).version]:
+            views.write_database(database, lake.folder, newest)
             shown[:] = [newest.version]
 
     def tidy() -> None:

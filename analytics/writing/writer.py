@@ -3,7 +3,7 @@
 The group `<namespace>.analytics` assigns partitions; reading starts at the newest manifest's offsets, never at committed ones. A flush
 writes a file for each table with rows, then commits files and offsets together as the next manifest. A writer that finds its partitions'
 offsets changed by another drops its rows and starts again from the newest manifest. So after a crash only some seconds of the log are read
-again. If the folder can't be written, the writer logs it, keeps its rows, reads up to `FLUSH_BYTES`, and tries again.
+again. If the lake can't be written, the writer logs it, keeps its rows, reads up to `FLUSH_BYTES`, and tries again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 
 import structlog
 
-from analytics.lake import rows
+from analytics.lake import places, rows
 from analytics.lake.manifest import Lake, Partition, Writing
 from analytics.lake.rows import Row
 from analytics.lake.written import output_of
@@ -73,15 +73,17 @@ class Metrics(Protocol):
 async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metrics | None = None) -> None:
     """Write until `stop`, then flush. Any number of writers share the partitions and a lake.
 
-    Raises NotReadyError if no Kafka is configured, Kafka refuses access, or the lake belongs to another Kafka cluster. Waits for an
-    unreachable Kafka and for a folder that can't be written.
+    Raises NotReadyError if no Kafka is configured, Kafka refuses access, or the lake belongs to another Kafka cluster, and InputError if
+    a bucket is missing or refuses the credentials. Waits for an unreachable Kafka, a folder that can't be written and a bucket whose server
+    is away; once a bucket was written, also for one that refuses.
     """
     kafka.connection(settings)  # which raises here, not within a task group
     worker_id = new_worker_id(ROLE)
     heart = HeartbeatSender(settings, lambda: HeartbeatSender.heartbeat(worker_id, ROLE, leaving=stop.is_set()))
-    lake = Lake(settings.lake_folder)
+    lake = places.lake(settings)
     # Before this process counts as alive, so `polar up` ends with the error. Where this can't be decided yet, the reader decides it later.
     with suppress(kafka.KafkaError, TimeoutError, OSError):
+        await asyncio.to_thread(lake.store.check)
         lake.require_cluster(await asyncio.to_thread(lake.newest), await cluster_id(settings))
     heart.start()
     membership = Membership(settings)
@@ -111,7 +113,7 @@ async def run_analytics(settings: Settings, stop: asyncio.Event, metrics: Metric
 
 async def _enter(lake: Lake, marks: ExitStack, stop: asyncio.Event) -> Writing | None:
     """Register as a writer of the lake; None if `stop` came before its folder could be written."""
-    retries = Retries(f"writing the lake in {lake.folder}")
+    retries = Retries(f"writing the lake in {lake.store.place}")
     while not stop.is_set():
         try:
             return marks.enter_context(lake.writing())
@@ -158,7 +160,7 @@ class Writer:
         self._lake = lake
         self._writing = writing
         self._membership = membership
-        self._retries = Retries(f"writing the lake in {lake.folder}")
+        self._retries = Retries(f"writing the lake in {lake.store.place}")
         self._partitions: frozenset[kafka.TopicPartition] = frozenset()
         self._reader: LogReader | None = None
         self._base: dict[Partition, int | None] = {}

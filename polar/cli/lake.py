@@ -1,10 +1,12 @@
-"""`polar lake prune` removes what is old from the lake."""
+"""`polar lake prune` removes what is old from the lake; `polar lake copy` copies the lake into a folder."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +16,9 @@ from polar.cli.output import note, print_json, show
 from topics.environment import settings
 from topics.types.errors import InputError, NotReadyError
 
+if TYPE_CHECKING:
+    from analytics.lake.manifest import Lake
+
 FIELD = "--older-than"
 LEAST_DAYS = 14
 """Kafka keeps trajectories for so long."""
@@ -22,11 +27,6 @@ MOST_DAYS = 36_500
 DAY_S = 86_400
 
 app = typer.Typer(no_args_is_help=True, help="The lake, which `polar sql` queries.")
-
-
-@app.callback()
-def lake() -> None:
-    pass  # with it, a single subcommand keeps its name
 
 
 @app.command()
@@ -45,7 +45,7 @@ def prune(
     Heartbeats and dead letters of that age go as well. Writers and queries go on meanwhile; the disk's room is free some ten minutes later,
     once a writer runs. Kafka, trajectories on it and the blob store aren't touched.
     """
-    from analytics.lake.manifest import Lake
+    from analytics.lake import places
     from analytics.lake.retention import expire
 
     if not older_than >= LEAST_DAYS:
@@ -54,26 +54,58 @@ def prune(
         )
     if older_than > MOST_DAYS:
         raise InputError(FIELD, f"{older_than:g}", f"at most {MOST_DAYS} days")
-    there = Lake(settings.load(data).lake_folder)
+    there = places.lake(settings.load(data))
     before_ms = int((time.time() - older_than * DAY_S) * 1000)
     # A pin says that there is no lake; to write would make one.
-    try:
-        with there.pin(), there.writing() as writing:
-            removed = expire(there, writing, before_ms, is_trial=dry_run, announce=_progress_lines())
-    except OSError as error:
-        raise NotReadyError(
-            f"the lake in {there.folder} can't be pruned: {error}. The rows that stay are written anew, which needs room beside the old "
-            "files"
-        ) from None
+    with _reporting(there), there.pin(), there.writing() as writing:
+        removed = expire(there, writing, before_ms, is_trial=dry_run, announce=_progress_lines())
     if output is Format.JSON:
         print_json({table: each._asdict() for table, each in removed.items()})
     elif not removed:
-        note(f"nothing in {there.folder} is older than {older_than:g} days")
+        note(f"nothing in {there.store.place} is older than {older_than:g} days")
     else:
         title = ">would be removed" if dry_run else ">rows removed"
         show(
             ["table", title, ">MB"], [[table, each.rows, f"{each.bytes / 1e6:.1f}"] for table, each in removed.items()]
         )
+
+
+@app.command()
+def copy(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, or an earlier copy.")],
+    output: Output = Format.TABLE,
+    data: Data = None,
+) -> None:
+    """Copy the lake as it is now into a folder, while writers go on. A later call copies only what is new.
+
+    Beside the copy in FOLDER/NAMESPACE is FOLDER/NAMESPACE.duckdb, a database for any DuckDB. `POLAR_LAKE=FOLDER polar sql` queries it.
+    """
+    from analytics.lake import copying, places
+    from analytics.lake.manifest import Lake
+    from analytics.lake.store import FolderStore
+    from analytics.queries import views
+
+    found = settings.load(data)
+    target = FolderStore(folder.absolute() / found.namespace)
+    source = places.lake(found)
+    with _reporting(source):
+        copied = copying.copy(source, Lake(target))
+        views.write_database(target.database, target.folder, copied.manifest)
+    if output is Format.JSON:
+        print_json({"database": str(target.database), "files": copied.files, "bytes": copied.bytes})
+    else:
+        show(["database", ">new files", ">MB"], [[str(target.database), copied.files, f"{copied.bytes / 1e6:.1f}"]])
+
+
+@contextmanager
+def _reporting(lake: Lake) -> Iterator[None]:
+    """Raise NotReadyError if a disk or a server fails."""
+    try:
+        yield
+    except OSError as error:
+        raise NotReadyError(
+            f"the work on the lake in {lake.store.place} ended: {error}; run the command again. New files need room beside the old ones"
+        ) from error
 
 
 def _progress_lines() -> Callable[[str], None]:

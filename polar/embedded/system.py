@@ -160,7 +160,7 @@ class System:
             "POLAR_NAMESPACE": self._user_settings.namespace,
             "POLAR_CONTROL_TOKEN_FILE": str(token),
             "POLAR_BLOBS": _shared(self._user_settings.blobs_address),
-            "POLAR_LAKE": str(self._user_settings.lake_folder.parent.absolute()),
+            "POLAR_LAKE": _shared(self._user_settings.lake_address),
             "POLAR_KEYS_FILE": str(self._user_settings.keys_path.absolute()),
             "POLAR_WEBHOOK_SECRET_FILE": str(self._user_settings.webhook_secret_path.absolute()),
         }

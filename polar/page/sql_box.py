@@ -74,8 +74,10 @@ class SqlBox:
 
     async def _asked(self, sql: str, limit: int, folder: Path) -> Found:
         """The answer of a child process, which doesn't outlive the request."""
-        lake = self._settings.lake_folder.absolute()
-        request = Request(str(lake.parent), self._settings.namespace, sql, limit, MEMORY_BYTES, DEADLINE_S)
+        place = self._settings.lake_address
+        lake = str(place.absolute() if isinstance(place, Path) else place)
+        data = str(self._settings.data.absolute())
+        request = Request(lake, data, self._settings.namespace, sql, limit, MEMORY_BYTES, DEADLINE_S)
         (folder / REQUEST).write_bytes(msgspec.json.encode(request))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", sql_query.__name__, str(folder)),

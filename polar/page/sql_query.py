@@ -31,6 +31,9 @@ BATCH = 16
 
 class Request(msgspec.Struct, frozen=True):
     lake: str
+    """A folder, or s3://BUCKET[/PREFIX]."""
+    data: str
+    """Folder of the copies of a lake in a bucket."""
     namespace: str
     sql: str
     limit: int
@@ -62,7 +65,7 @@ def find(request: Request) -> Found:
         from analytics.queries import query
     except ImportError as error:
         return Found(error=f"SQL needs {error.name}: {install_command('analytics')}")
-    settings = Settings(lake=Path(request.lake), namespace=request.namespace)
+    settings = Settings(lake=request.lake, data=Path(request.data), namespace=request.namespace)
     try:
         with query.connect(settings) as reader:
             answer = reader.ask(request.sql)

@@ -1,4 +1,5 @@
-"""The lake under kills, rebalances and readers: writers and readers are processes, as their commands start them."""
+"""The lake under kills, rebalances and readers: writers and readers are processes, as their commands start them. Of the seeds each second
+one has its lake in a bucket of a real S3 server."""
 
 from __future__ import annotations
 
@@ -18,12 +19,18 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import obstore
 import pytest
 
+from analytics.lake import places
 from analytics.lake.manifest import Lake, Manifest
+from analytics.lake.store import FolderStore
 from tests.analytics.loading import Sent, arrived, on_the_log, send, tasks
+from tests.s3_server import BUCKET, s3_server
 from tests.waiting import eventually
 from topics.contract import catalogue
+from topics.environment import s3
+from topics.environment.s3 import S3Address
 from topics.environment.settings import Settings, write_env_file
 from topics.log import admin
 
@@ -39,12 +46,13 @@ DEADLINE_S = 90.0
 Process = asyncio.subprocess.Process
 
 
-async def system(kafka: str, namespace: str, data: Path) -> Settings:
+async def system(kafka: str, namespace: str, data: Path, lake: str | None = None) -> Settings:
     """Topics on the suite's broker, and a data folder that names it."""
     data.mkdir()
-    settings = Settings(kafka=kafka, namespace=namespace, data=data, replication=1, min_insync=1)
+    lake = lake or str(data / "lake")
+    settings = Settings(kafka=kafka, namespace=namespace, data=data, lake=lake, replication=1, min_insync=1)
     await admin.apply(settings, catalogue.FIXED, embedded=True)
-    write_env_file(data / "polar.env", {"POLAR_KAFKA": kafka, "POLAR_NAMESPACE": namespace})
+    write_env_file(data / "polar.env", {"POLAR_KAFKA": kafka, "POLAR_NAMESPACE": namespace, "POLAR_LAKE": lake})
     return settings
 
 
@@ -89,7 +97,7 @@ async def come(settings: Settings, seed: int, over: asyncio.Event) -> None:
 async def killed_at_random(settings: Settings, seed: int) -> None:
     """Half of the kills come while a flush is on the way, half between flushes."""
     chance = random.Random(seed)
-    lake = Lake(settings.lake_folder)
+    lake = places.lake(settings)
     over = asyncio.Event()
     coming = asyncio.create_task(come(settings, seed, over))
     async with writers(settings, 1) as running:
@@ -106,7 +114,10 @@ async def killed_at_random(settings: Settings, seed: int) -> None:
 
 def files_of(lake: Lake) -> set[str]:
     """All data files, those that no manifest names included."""
-    return {path.name for path in lake.folder.glob("*/*.parquet")}
+    if isinstance(lake.store, FolderStore):
+        return {path.name for path in lake.folder.glob("*/*.parquet")}
+    pages = obstore.list(s3.connect(S3Address.parse(lake.store.place.partition(" ")[0])))
+    return {path for page in pages for entry in page if (path := entry["path"]).endswith(".parquet")}
 
 
 def has_more(lake: Lake, than: set[str]) -> bool:
@@ -115,18 +126,22 @@ def has_more(lake: Lake, than: set[str]) -> bool:
 
 @pytest.mark.timeout(600)
 async def test_a_writer_that_is_killed_at_any_moment_loses_and_doubles_no_row(
-    kafka: str, namespace: str, tmp_path: Path
+    kafka: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = asyncio.Semaphore(AT_ONCE)
+    free = asyncio.Semaphore(AT_ONCE)
 
     async def one(seed: int) -> None:
-        async with places:
+        async with free:
             name = f"{namespace}-{seed}"
-            await killed_at_random(await system(kafka, name, tmp_path / name), seed)
+            lake = f"s3://{BUCKET}/lakes" if seed % 2 else None
+            await killed_at_random(await system(kafka, name, tmp_path / name, lake), seed)
 
-    async with asyncio.TaskGroup() as running:
-        for seed in range(SEEDS):
-            running.create_task(one(seed))
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in server.variables.items():
+            monkeypatch.setenv(name, value)
+        async with asyncio.TaskGroup() as running:
+            for seed in range(SEEDS):
+                running.create_task(one(seed))
 
 
 async def test_two_writers_share_the_log_and_one_that_slept_writes_nothing_twice(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import duckdb
 import msgspec
 
-from analytics.lake import rows
+from analytics.lake import places, rows
 from analytics.lake.manifest import Lake, Manifest
 from tests.analytics.story import conversation, submitted, yielded
 from tests.waiting import eventually
@@ -102,6 +102,7 @@ def named(table: str, row: rows.Row) -> tuple[Any, ...]:
 def in_the_lake(lake: Lake, manifest: Manifest | None = None) -> Counter[tuple[Any, ...]]:
     """The rows that it holds, as DuckDB reads the files of the newest manifest."""
     manifest = manifest or lake.newest()
+    lake.fetch(manifest, manifest.files)
     found: Counter[tuple[Any, ...]] = Counter()
     with duckdb.connect() as connection:
         for table, files in manifest.files.items():
@@ -124,7 +125,7 @@ def rows_of(lake: Lake) -> int:
 
 async def arrived(settings: Settings, expected: Counter[tuple[Any, ...]], deadline_s: float = 30) -> Lake:
     """Wait until the lake holds as many rows, and check that they are these; the lake."""
-    lake = Lake(settings.lake_folder)
+    lake = places.lake(settings)
     await eventually(lambda: rows_of(lake) >= expected.total(), deadline_s, every_s=0.05)
     with lake.pin() as manifest:
         found = await asyncio.to_thread(in_the_lake, lake, manifest)

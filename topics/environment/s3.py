@@ -64,6 +64,10 @@ class S3Address:
             raise ValueError("expected s3://BUCKET or s3://BUCKET/PREFIX, with the bucket's name in lower case")
         return cls(found[1], (found[2] or "").strip("/"))
 
+    def __truediv__(self, name: str) -> S3Address:
+        """A place below this one."""
+        return S3Address(self.bucket, f"{self.prefix}/{name}".strip("/"))
+
     def __str__(self) -> str:
         return f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
@@ -93,6 +97,7 @@ def connect(address: S3Address) -> S3Store:
         return S3Store(
             address.bucket,
             prefix=address.prefix or None,
+            disable_bulk_delete=True,  # which some servers don't have
             client_options=client,
             retry_config={
                 "max_retries": RETRIES,
@@ -111,13 +116,20 @@ def failure(error: Exception) -> str:
     if code := _CODE.search(text):
         remedy = _REMEDIES.get(code[1])
         return f"the server answers {code[1]}" + (f": {remedy}" if remedy else "")
-    if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):  # HEAD, whose answer has no body
+    if type(error).__name__ in _REFUSED:  # HEAD, whose answer has no body
         return "the server refuses these credentials, or they may not read there"
     if cause := _CAUSE.search(text):
         return f"no answer ({cause[0].strip()})"
     return _first_line(error)
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether a person must change the credentials, their rights or the bucket before such a request can succeed."""
+    code = _CODE.search(str(error))
+    return type(error).__name__ in _REFUSED or (code is not None and code[1] in _REMEDIES)
+
+
+_REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
 _REMEDIES = {
     "NoSuchBucket": "create the bucket, or correct the setting",
     "AccessDenied": "these credentials may not do this",

@@ -122,8 +122,8 @@ class Settings(BaseSettings):
     control_token_file: Path | None = None
     blobs: PlaceText | None = None
     """The blob store: a folder, or s3://BUCKET[/PREFIX] (`topics/environment/s3.py`). Default: DATA/blobs."""
-    lake: Path | None = None
-    """Folder of the lake, with a subfolder for each namespace. Default: DATA/lake."""
+    lake: PlaceText | None = None
+    """Where the lake is, in a subfolder for each namespace: a folder, or s3://BUCKET[/PREFIX]. Default: DATA/lake."""
     keys_file: Path | None = None
     """The fleet's signing secrets. Default: DATA/keys.json."""
     webhook_secret_file: Path | None = None
@@ -191,8 +191,15 @@ class Settings(BaseSettings):
         return self.data / "blobs" if self.blobs is None else _place(self.blobs)
 
     @property
+    def lake_address(self) -> Path | S3Address:
+        """Without the namespace."""
+        return self.data / "lake" if self.lake is None else _place(self.lake)
+
+    @property
     def lake_folder(self) -> Path:
-        return (self.lake or self.data / "lake") / self.namespace
+        """The lake's folder on this host; of a lake in a bucket, that of copies and drafts."""
+        address = self.lake_address
+        return (address if isinstance(address, Path) else self.data / "lake-copies") / self.namespace
 
     @property
     def keys_path(self) -> Path:

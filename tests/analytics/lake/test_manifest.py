@@ -37,7 +37,7 @@ def test_a_commit_is_the_newest_until_the_next(lake: Lake) -> None:
     assert lake.newest() == second
     assert second.files == {"events": [File("b.parquet", 3, 90)]}
     assert lake.read(1) == first
-    assert lake.drafts() == []
+    assert [*(lake.folder / "manifest").glob("*.draft")] == []
 
 
 def test_of_two_that_read_the_same_one_commits(lake: Lake) -> None:
@@ -46,7 +46,7 @@ def test_of_two_that_read_the_same_one_commits(lake: Lake) -> None:
     with pytest.raises(ConflictError):
         read_on(lake, base, 2)
     assert lake.newest() == won
-    assert lake.drafts() == []
+    assert [*(lake.folder / "manifest").glob("*.draft")] == []
 
 
 def test_a_writer_that_slept_past_the_removal_of_its_base_has_a_conflict(
@@ -60,7 +60,7 @@ def test_a_writer_that_slept_past_the_removal_of_its_base_has_a_conflict(
     for version in range(1, 4):
         lake.remove(version)
     with monkeypatch.context() as asleep:
-        asleep.setattr(lake, "versions", lambda: [base.version])
+        asleep.setattr(lake.store, "newest_version", lambda: base.version)
         with pytest.raises(ConflictError):
             read_on(lake, base, 99)
     assert lake.newest() == newest

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analytics.lake import compaction, locks, retention
+from analytics.lake import compaction, files
 from analytics.lake.manifest import File, Lake, Manifest
 from analytics.lake.retention import BY_AGE, OF_TASKS, Removed, expire, old_tasks
 from analytics.lake.schema import TABLES
 from tests.analytics.known_run import known_run
 from tests.analytics.story import NOON, write
-from topics.types.errors import NotReadyError
 
 DAY_S = 86_400.0
 CUT_MS = NOON + int(15 * DAY_S * 1000)
@@ -29,8 +28,8 @@ def contents(lake: Lake, newest: Manifest | None = None) -> dict[str, Counter[st
     """All rows of all tables, as text."""
     found = {}
     for table in TABLES:
-        files = (newest or lake.newest()).files.get(table, ())
-        found[table] = Counter(str(row) for file in files for row in pq.read_table(lake.path(table, file)).to_pylist())
+        there = (newest or lake.newest()).files.get(table, ())
+        found[table] = Counter(str(row) for file in there for row in pq.read_table(lake.path(table, file)).to_pylist())
     return found
 
 
@@ -85,7 +84,7 @@ def test_files_of_old_rows_alone_are_not_rewritten_and_are_deleted_once_nobody_n
     with lake.writing() as writing:
         removed = expire(lake, writing, CUT_MS)
         assert removed["completions"].rows == sum(file.rows for file in old.files["completions"])
-        assert {table for table, files in lake.newest().files.items() if files} == {"publications"}
+        assert {table for table, there in lake.newest().files.items() if there} == {"publications"}
         compaction.tidy(lake, writing, threading.Event(), grace_s=-1.0)
     assert [path.name for path in (lake.folder / "completions").iterdir()] == []
 
@@ -109,7 +108,10 @@ def test_a_commit_that_comes_between_is_kept(tmp_path: Path, monkeypatch: pytest
 
     def commit_first(lake: Lake, base: Manifest, new: Manifest) -> Manifest:
         if not added:
-            added.append(File("of-another-writer.parquet", 1, 100))
+            row = dict.fromkeys(TABLES["disowned"].arrow.names) | {"task_id": "new", "logged_at": CUT_MS}
+            made, _ = files.arrow(TABLES["disowned"], [row])
+            name = "of-another-writer.parquet"
+            added.append(File(name, 1, files.write(lake.folder / "disowned" / name, made)))
             whole(lake, lake.newest(), lake.newest().advanced({("events", 0): 10**6}, {"disowned": added}))
         return whole(lake, base, new)
 
@@ -120,27 +122,60 @@ def test_a_commit_that_comes_between_is_kept(tmp_path: Path, monkeypatch: pytest
     assert newest.offset(("events", 0)) == 10**6
 
 
-def test_a_merge_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_merged_meanwhile_are_looked_through_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake = write(tmp_path / "lake", known_run())
-    monkeypatch.setattr(retention, "MERGE_S", 0.0)
-    with locks.alone(lake.folder / compaction.LOCK), pytest.raises(NotReadyError, match="merges files"):
-        pruned(lake, CUT_MS)
+    split(lake, "completions", 3)
+    expected, whole = contents(lake), Lake.commit
+    cut = max(max(_times(lake, task)) for task in ("mend", "parse", "talk"))
+    doomed = old_tasks(lake, lake.newest(), cut)
+    merged: list[bool] = []
+
+    def merge_first(lake: Lake, base: Manifest, new: Manifest) -> Manifest:
+        if not merged:
+            merged.append(True)
+            with lake.writing() as other:
+                assert compaction.merge(lake, other, "completions", base.files["completions"], threading.Event())
+        return whole(lake, base, new)
+
+    monkeypatch.setattr(Lake, "commit", merge_first)
+    assert pruned(lake, cut)["completions"].rows
+    kept = {row: count for row, count in expected["completions"].items() if not _is_of(row, doomed)}
+    assert 0 < sum(kept.values()) < expected["completions"].total()
+    assert contents(lake)["completions"] == Counter(kept)
+    newest = lake.newest()
+    assert len(newest.files["completions"]) == 1
+    assert {path.name for path in (lake.folder / "completions").iterdir()} == {
+        file.name for version in lake.versions() for file in lake.read(version).files.get("completions", ())
+    }, "what wasn't committed is gone"
 
 
-def test_it_says_that_it_waits_for_another_process_and_how_far_it_is(tmp_path: Path) -> None:
+def split(lake: Lake, table: str, parts: int) -> None:
+    """Spread a table's only file over several."""
+    newest = lake.newest()
+    (file,) = newest.files[table]
+    rows = pq.read_table(lake.path(table, file))
+    made = []
+    with lake.writing() as writing:
+        for number in range(parts):
+            part = rows.take(list(range(number, len(rows), parts)))
+            name = writing.new_name()
+            made.append(File(name, len(part), files.write(lake.folder / table / name, part)))
+        lake.publish({table: [one.name for one in made]})
+        lake.commit(newest, newest.replaced(table, [file], made))
+
+
+def _is_of(row: str, tasks: Iterable[str]) -> bool:
+    return any(f"'task_id': '{one}'" in row for one in tasks)
+
+
+def test_it_says_how_far_it_is(tmp_path: Path) -> None:
     lake = write(tmp_path / "lake", known_run())
     sentences: list[str] = []
-    lock = locks.alone(lake.folder / compaction.LOCK)
-
-    def announce(sentence: str) -> None:
-        if not sentences:
-            lock.__exit__(None, None, None)
-        sentences.append(sentence)
-
-    assert lock.__enter__()
-    pruned(lake, CUT_MS, announce=announce)
-    assert "waiting for its end" in sentences[0]
-    assert sentences[-1] == f"{len(sentences) - 1} of {len(sentences) - 1} files of the lake are looked through"
+    pruned(lake, CUT_MS, announce=sentences.append)
+    count = len(sentences)
+    assert sentences[-1] == f"{count} of {count} files of the lake are looked through"
 
 
 @settings(max_examples=10)

@@ -148,8 +148,9 @@ def unlocked() -> Iterator[duckdb.DuckDBPyConnection]:
 def test_no_mixture_of_statements_changes_anything(unlocked: duckdb.DuckDBPyConnection, parts: list[str]) -> None:
     sql = " ".join(parts).format(new="lake/new", parquet="lake/parquet")
     said = ""
-    reader = Reader(unlocked, Path("lake"), EMPTY)
+    reader = Reader(unlocked, Lake(Path("lake")), EMPTY)
     reader._created |= views.EVERY
+    reader._filled |= views.EVERY
     try:
         list(reader.ask(sql).rows())
     except InputError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analytics.lake import files, manifest
+from analytics.lake import files, store
 from analytics.lake.manifest import Lake, OtherClusterError
 from analytics.lake.rows import Row
 from analytics.lake.schema import TABLES
@@ -112,13 +112,14 @@ def test_a_commit_that_fails_at_its_very_last_step_is_in_the_lake_all_the_same(
 ) -> None:
     """The next try finds its own commit, and the rows are not written again."""
 
-    def broken(_: Path) -> None:
-        raise OSError(5, "Input/output error")
+    def broken(folder: Path) -> None:
+        if folder.name == "manifest":
+            raise OSError(5, "Input/output error")
 
     given = ({TABLE: [row(0, 0)]}, {PARTITION: None}, {PARTITION: 1})
     with lake.writing() as writing:
         with monkeypatch.context() as patched:
-            patched.setattr(manifest, "sync", broken)
+            patched.setattr(store, "sync", broken)
             with pytest.raises(OSError, match="Input/output"):
                 flush.flush(lake, writing, *given)
         with pytest.raises(SupersededError):

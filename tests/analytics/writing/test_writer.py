@@ -481,7 +481,7 @@ async def test_a_full_disk_costs_time_only_and_readers_go_on(
     settings: Settings, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "PAUSES", Backoff(0.1, 0.2))
-    full = settings.model_copy(update={"lake": small_disk})
+    full = settings.model_copy(update={"lake": str(small_disk)})
     lake = Lake(full.lake_folder)
     ballast = small_disk / "ballast"
     await send(full, *task(1))

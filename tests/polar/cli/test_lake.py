@@ -1,20 +1,24 @@
-"""`polar lake prune` on a lake without a running system."""
+"""`polar lake prune` and `polar lake copy` on a lake without a running system."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import duckdb
 import pytest
 from typer.testing import CliRunner
 
 from analytics.lake.manifest import Lake
 from analytics.lake.retention import expire
+from analytics.queries.query import connect
 from polar.cli import progress
 from polar.cli.app import app
 from tests.analytics.known_run import known_run
 from tests.analytics.story import NOON, write
+from tests.serving import free_port
 from tests.small_disks import fill, needs_root, small_disk
+from topics.environment import s3
 from topics.environment.settings import Settings
 
 
@@ -74,7 +78,7 @@ def test_a_full_disk_is_named_and_no_part_of_a_file_stays(tmp_path: Path) -> Non
                 expire(lake, writing, NOON + 40_000)
         code, said = prune(disk, "--older-than", "14")
         assert code == 3
-        assert "can't be pruned: [Errno 28] No space left on device" in said
+        assert f"the work on the lake in {lake.folder} ended: [Errno 28] No space left on device" in said
         assert (lake.newest(), sorted(lake.folder.rglob("*.parquet"))) == (monday, there)
 
 
@@ -82,3 +86,46 @@ def test_without_a_lake_it_says_what_makes_one(tmp_path: Path) -> None:
     code, said = prune(tmp_path, "--older-than", "30")
     assert code == 3
     assert "no lake in" in said
+
+
+def test_a_copy_is_a_database_that_duckdb_opens_by_itself(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path / "data")
+    write(settings.lake_folder, known_run())
+    copied = tmp_path / "copied"
+
+    def copy() -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["lake", "copy", str(copied), "--data", str(settings.data), "--format", "json"])
+        return done.exit_code, done.output
+
+    code, out = copy()
+    assert code == 0, out
+    database = Path(json.loads(out)["database"])
+    assert database == copied / f"{settings.namespace}.duckdb"
+    with connect(settings) as reader, duckdb.connect(database, read_only=True) as shown:
+        for view in ("sessions", "calls", "tokens"):
+            expected = reader.ask(f"SELECT count(*) FROM {view}").rows()
+            assert shown.execute(f"SELECT count(*) FROM {view}").fetchall() == [*expected] != [(0,)]
+    assert json.loads(copy()[1])["files"] == 0
+    done = CliRunner().invoke(app, ["lake", "copy", str(settings.lake_folder.parent), "--data", str(tmp_path / "data")])
+    assert done.exit_code == 2
+    assert "is no copy of a lake" in done.output
+
+
+def test_a_bucket_whose_server_is_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "RETRIES", 0)
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "POLAR_LAKE": "s3://bucket/lake",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for command in (
+        ["lake", "prune", "--older-than", "30"],
+        ["lake", "copy", str(tmp_path / "copied")],
+        ["sql", "FROM calls"],
+    ):
+        done = CliRunner().invoke(app, [*command, "--data", str(tmp_path / "data")])
+        assert done.exit_code == 3, done.output
+        assert "s3://bucket/lake" in done.output
+        assert "no answer (Connection refused" in done.output

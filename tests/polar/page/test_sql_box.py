@@ -54,7 +54,7 @@ async def test_a_query_whose_client_has_left_is_ended(box: SqlBox) -> None:
 def test_large_rows_are_measured_before_all_of_a_batch_is_in_memory(box: SqlBox, tmp_path: Path) -> None:
     """Of a thousand rows of 200 kB each, 200 MB, forty fit."""
     sql = "SELECT repeat('x', 200000 + i::INT % 2) FROM range(1000) AS r(i)"
-    request = Request(str(tmp_path / "lake"), Settings().namespace, sql, 1000, 0, 60)
+    request = Request(str(tmp_path / "lake"), str(tmp_path), Settings().namespace, sql, 1000, 0, 60)
     tracemalloc.start()
     found = find(request)
     _, most = tracemalloc.get_traced_memory()
