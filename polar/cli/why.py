@@ -62,10 +62,10 @@ def _document(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _print(diagnosed: Sequence[tuple[Facts, list[Finding]]]) -> None:
-    """Sessions with equal findings together: a task may have a thousand."""
+    """Sessions with equal findings together: a task may have a thousand. Completed sessions of different rewards stay apart."""
     together: dict[tuple[str, ...], list[tuple[Facts, list[Finding]]]] = {}
     for facts, findings in diagnosed:
-        together.setdefault((_state(facts), *(finding.cause for finding in findings)), []).append((facts, findings))
+        together.setdefault((_state(facts), *map(_alike, findings)), []).append((facts, findings))
     for group in together.values():
         facts, findings = group[0]
         names = ", ".join(each.name for each, _ in group[:NAMED])
@@ -80,6 +80,13 @@ def _print(diagnosed: Sequence[tuple[Facts, list[Finding]]]) -> None:
 
 def _sentences(findings: Sequence[Finding]) -> list[str]:
     return [finding.sentence for finding in findings]
+
+
+def _alike(finding: Finding) -> str:
+    """Equal for findings that one sentence may stand for. Two sentences have the reward."""
+    from polar.diagnosis.causes import Cause
+
+    return finding.sentence if finding.cause in (Cause.COMPLETED, Cause.CALLS_UNREAD) else finding.cause
 
 
 def _state(facts: Facts) -> str:

@@ -99,7 +99,7 @@ ENTRIES = (
     ),
     _flagged(Flag.ABANDONED, "Look at the harness's time-outs and at the engine's speed."),
     _flagged(Flag.MOSTLY_MASKED, "`polar show {name}` has the reasons; docs/builder.md explains them."),
-    _flagged(Flag.VERSION_UNKNOWN, "Publish the version of the first weights: `polar policy publish`."),
+    _flagged(Flag.VERSION_UNKNOWN, "Publish the version of the first weights: `polar policy publish VERSION`."),
     Entry(
         Cause.CALLS_UNREAD,
         lambda facts: _completed(facts) is not None and facts.flags is None,

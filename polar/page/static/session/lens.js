@@ -118,7 +118,7 @@ function summary(tokens) {
   const reasons = new Map();
   for (const { trained: is, reason } of tokens) if (!is && reason) reasons.set(reason, (reasons.get(reason) ?? 0) + 1);
   const mean = tokens.filter((token) => token.trained && token.logprob !== null);
-  const written = [`${whole(trained)} trained here`, ...[...reasons].map(([reason, count]) => `${whole(count)} sampled, not trained: ${reason}`)];
+  const written = [`${whole(trained)} of these ${whole(tokens.length)} tokens trained`, ...[...reasons].map(([reason, count]) => `${whole(count)} sampled, not trained: ${reason}`)];
   if (mean.length) written.push(`mean logprob ${logprob(mean.reduce((sum, token) => sum + token.logprob, 0) / mean.length)}`);
   return written.join(" · ");
 }

@@ -16,13 +16,21 @@ const WELL = new Set(["finished", "COMPLETED", "handed_back"]);
  * @returns {HTMLElement}
  */
 export function timelineView(document) {
-  const stages = document.timeline ?? [];
+  const stages = (document.timeline ?? []).map(withLoss);
   const ends = stages.flatMap((one) => [one.queued_at, one.claimed_at, one.finished_at]).concat(document.calls.flatMap((call) => [call.received_at, call.completed_at]));
   const times = ends.filter((at) => at !== null && at !== undefined);
   if (document.row.ended_at === null && times.length > 0) times.push(Date.now()); // it goes on
   if (times.length === 0) return h("p", { class: "quiet" }, "Nothing has happened yet.");
   const [from, to] = [Math.min(...times), Math.max(...times)];
   return h("div", { class: "timeline" }, drawing(document, stages, from, to), stagesTable(stages));
+}
+
+/** A stage without an outcome was lost if a later attempt exists; it ended before that attempt's first record. */
+function withLoss(one, _, all) {
+  if (one.outcome !== null) return one;
+  const later = all.filter(({ attempt }) => attempt > one.attempt).flatMap((next) => [next.queued_at, next.claimed_at, next.finished_at]);
+  const times = later.filter((at) => at !== null);
+  return times.length === 0 ? one : { ...one, outcome: "lost", lost_at: Math.min(...times) };
 }
 
 function drawing(document, stages, from, to) {
@@ -36,11 +44,11 @@ function drawing(document, stages, from, to) {
     if (calls) {
       return [label, ...calls.map((call) => s("rect", { class: call.outcome === "answered" ? "stage-call" : "stage-lost", x: x(call.received_at), y: y + 4, width: width(call.received_at, call.completed_at), height: 14 }, s("title", null, `call ${call.number}: ${duration(call.latency_ms)}`)))];
     }
-    const claimed = one.claimed_at ?? one.finished_at ?? to;
+    const claimed = one.claimed_at ?? one.finished_at ?? one.lost_at ?? to;
     const found = [label];
     if (one.queued_at !== null) found.push(s("rect", { class: "stage-wait", x: x(one.queued_at), y: y + 8, width: width(one.queued_at, claimed), height: 6 }, s("title", null, `waited ${duration(claimed - one.queued_at)}`)));
     if (one.claimed_at !== null) {
-      const end = one.finished_at ?? to;
+      const end = one.finished_at ?? one.lost_at ?? to;
       const isLost = one.outcome !== null && !WELL.has(one.outcome);
       found.push(s("rect", { class: isLost ? "stage-lost" : "stage-work", x: x(one.claimed_at), y: y + 4, width: width(one.claimed_at, end), height: 14 }, s("title", null, `worked ${duration(end - one.claimed_at)}`)));
     }

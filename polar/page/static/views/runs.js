@@ -23,7 +23,7 @@ export function runsView() {
     charts,
     tables,
   );
-  let options = "";
+  let options = null;
 
   function draw() {
     const overview = latestOverview();

@@ -13,7 +13,7 @@ export const COLUMNS = [
   { name: "session", of: (row) => row.session_id, class: "wide" },
   { name: "status", of: (row) => row.status ?? row.phase },
   { name: "reward", of: (row) => row.reward, write: (row) => reward(row.reward), class: "right" },
-  { name: "harness", of: (row) => row.harness, write: (row) => row.harness ?? "" },
+  { name: "harness", of: (row) => row.harness, write: (row) => row.harness ?? "", class: "hide-1" },
   { name: "run", of: (row) => row.run, write: (row) => row.run ?? row.label ?? "", class: "hide-2" },
   { name: "calls", of: (row) => row.calls, write: (row) => short(row.calls), class: "right" },
   { name: "sampled", of: (row) => row.sampled_tokens, write: (row) => short(row.sampled_tokens), class: "right hide-1" },
