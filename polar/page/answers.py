@@ -78,6 +78,8 @@ class Token(msgspec.Struct, frozen=True):
 class Tokens(msgspec.Struct, frozen=True):
     trace_id: str
     total: int
+    first_trained: int | None
+    """Position of the first token that the trace trains; null: it trains none."""
     tokens: list[Token]
     no_text: str | None
     """Why tokens have no text."""

@@ -73,7 +73,7 @@ class Stories:
         found, total = lens(story, trajectory, chosen, start, limit, scored)
         texts, no_text = await asyncio.to_thread(self._texts.of, {token.id for token in found})
         shown = [msgspec.structs.replace(token, text=texts.get(token.id)) for token in found]
-        return Tokens(chosen.trace_id, total, shown, no_text)
+        return Tokens(chosen.trace_id, total, first_trained(trajectory, chosen), shown, no_text)
 
     async def artifact(self, session_id: str, name: str, limit: int) -> Artifact:
         """The first `limit` bytes of an artifact as text. Raises ControlError (404)."""
@@ -167,6 +167,18 @@ def lens(
         trained_before += len(ids) if index in trained else 0
         at += len(ids)
     return found, at
+
+
+def first_trained(trajectory: Trajectory, trace: Trace) -> int | None:
+    """The position of the first token that a trace trains; None: it trains none."""
+    at = 0
+    trained = set(trace.trains)
+    for index in path(trajectory, trace.leaf):
+        count = len(unpack_ids(trajectory.nodes[index].tokens))
+        if count and index in trained:
+            return at
+        at += count
+    return None
 
 
 def _versions(trajectory: Trajectory, call: int | None, start: int, count: int) -> list[int | None]:

@@ -341,6 +341,24 @@ def test_the_lens_shows_the_tokens_of_the_trajectory(tab: Tab, flag: Flag) -> No
                 assert facts["policy version"] == "20"
 
 
+def test_the_lens_goes_to_the_first_trained_token_also_on_another_page(tab: Tab, system: Served) -> None:
+    name = f"sessions/{GROUP}.0"
+    first = system.get(f"{name}/tokens")["first_trained"]
+    assert first > 0
+    active = "at => document.querySelector('.tokens [aria-selected=true]')?.dataset.i === String(at)"
+    tab.open(f"{name}/tokens")
+    complete(tab, "tokens")
+    tab.wait(active, 0)
+    tab.page.keyboard.press("f")
+    tab.wait(active, first)
+    assert tab.text(".tokens [aria-selected=true]") == tab.text(".tokens .token.trained")
+    tab.wait("end => location.hash.endsWith(end)", f"position={first}")
+    tab.go(f"{name}/tokens?trace=0&start={first + 1}")
+    tab.wait(active, 0)
+    tab.page.get_by_role("link", name="first trained token").click()
+    tab.wait(active, first)
+
+
 def test_each_flag_is_shown_once_with_its_meaning(tab: Tab) -> None:
     tab.open("runs")
     for index, flag in enumerate(Flag):

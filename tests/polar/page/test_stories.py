@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from analytics.live.session_rows import SessionRow
 from polar.page.from_lake import scored_logprobs, timeline
 from polar.page.groups import common_calls
-from polar.page.stories import current_wait, lens
+from polar.page.stories import current_wait, first_trained, lens
 from polar.show.assembly import Log, assemble
 from polar.show.document import document
 from tests.analytics.story import NOON, story, write
@@ -80,6 +80,7 @@ def test_the_lens_equals_the_trajectory_in_whatever_portions_it_is_read(number: 
     assert [token.id for token in found] == expanded.token_ids.tolist()
     assert [token.trained for token in found] == expanded.loss_mask.astype(bool).tolist()
     trained = [token for token in found if token.trained]
+    assert first_trained(TRAJECTORY, trace) == (found.index(trained[0]) if trained else None)
     assert [token.logprob for token in trained] == expanded.logprobs[expanded.loss_mask == 1].tolist()
     assert [token.scored for token in trained] == scored
     assert all(token.call is None or STORY.calls[token.call - 1].call.sampled_tokens for token in found)

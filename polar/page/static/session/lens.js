@@ -8,7 +8,7 @@ import { get, path } from "../api.js";
 import { h, replace, setText } from "../dom.js";
 import { logprob, NONE, whole } from "../format.js";
 import { fillWith } from "../loading.js";
-import { go, here, href } from "../router.js";
+import { go, here, href, rewrite } from "../router.js";
 import { TONINGS, toneOf } from "./lens_tones.js";
 
 const PAGE = 2000;
@@ -22,7 +22,8 @@ export function lensView(document) {
   if (traces.length === 0) return h("p", { class: "quiet" }, document.traces ? "No trace: nothing of this session is trained." : "The trajectory isn't written yet.");
   const { query } = here();
   const trace = Math.min(traces.length - 1, Number(query.get("trace") ?? 0));
-  const start = Number(query.get("start") ?? 0);
+  const position = query.has("position") ? Number(query.get("position")) : null;
+  const start = Number(query.get("start") ?? pageOf(position ?? 0));
   const at = (next) => href(["sessions", document.session_id, "tokens"], { trace, start, by: query.get("by"), ...next });
   const select = h("select", { id: "trace", onchange: () => go(at({ trace: select.value, start: 0 })) }, traces.map((one, i) => h("option", { value: i }, `${i + 1}: ${one.kind}, ${whole(one.tokens)} tokens`)));
   select.value = String(trace);
@@ -32,12 +33,18 @@ export function lensView(document) {
   const controls = h("div", { class: "lens-controls" }, h("label", { for: "trace" }, "Trace"), select, h("label", { for: "by" }, "Colour by"), by);
   void fillWith(place, async () => {
     const page = await get(path("sessions", document.session_id, "tokens"), { trace, start, limit: PAGE });
-    return lens(document.session_id, page, start, by, at);
+    return lens(document.session_id, page, { start, position }, by, at);
   });
   return h("div", { class: "lens" }, controls, place);
 }
 
-function lens(id, page, start, by, at) {
+/** The start of the page that holds the token at a position. */
+function pageOf(position) {
+  return Math.floor(position / PAGE) * PAGE;
+}
+
+/** `start`: position of the page's first token. `position`: that of the token that is active at first; null: the first of the page. */
+function lens(id, page, { start, position }, by, at) {
   const side = h("aside", { class: "token-facts", "aria-label": "The active token", "aria-live": "polite" });
   const key = h("p", { class: "key lens-key" });
   const elements = page.tokens.map((token, i) => h("span", { role: "option", id: `token-${i}`, "aria-selected": "false", "aria-label": spoken(token), "data-id": token.id, "data-i": i }, shown(token.text, token.id)));
@@ -52,13 +59,13 @@ function lens(id, page, start, by, at) {
     replace(key, entries.map(([tone, words]) => h("span", null, h("i", { class: `swatch token ${tone}` }), words)));
   }
 
-  function activate(index) {
+  function activate(index, block = "nearest") {
     if (index < 0 || index >= elements.length) return;
     elements[active]?.setAttribute("aria-selected", "false");
     active = index;
     elements[active].setAttribute("aria-selected", "true");
     text.setAttribute("aria-activedescendant", elements[active].id);
-    elements[active].scrollIntoView({ block: "nearest" });
+    elements[active].scrollIntoView({ block });
     replace(side, facts(id, page.tokens[active], start + active));
   }
 
@@ -75,9 +82,25 @@ function lens(id, page, start, by, at) {
     activate(active < 0 ? 0 : Math.max(0, Math.min(elements.length - 1, active + step)));
   }
 
+  function firstTrained() {
+    const index = page.first_trained - start;
+    const address = at({ start: null, position: page.first_trained });
+    return h("a", { class: "first-trained", href: address, onclick: jump }, "first trained token");
+    /** Without a request if the page has the token. */
+    function jump(event) {
+      if (index < 0 || index >= elements.length || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      rewrite(address);
+      activate(index, "center");
+      text.focus({ preventScroll: true });
+    }
+  }
+
   by.addEventListener("change", paint);
   paint();
-  activate(0);
+  if (position === null) activate(0);
+  // The text is not in the document before this function has returned.
+  else requestAnimationFrame(() => activate(position - start, "center"));
   const end = start + page.tokens.length;
   const pages = h(
     "nav",
@@ -86,7 +109,7 @@ function lens(id, page, start, by, at) {
     h("span", { class: "quiet" }, `${whole(start)} to ${whole(end)} of ${whole(page.total)} tokens`),
     end < page.total && h("a", { href: at({ start: end }) }, "after →"),
   );
-  return [page.no_text && h("p", { class: "notice" }, `Tokens are shown as ids: ${page.no_text}`), h("p", { class: "quiet" }, summary(page.tokens)), key, h("div", { class: "lens-columns" }, h("div", null, text, pages), side)];
+  return [page.no_text && h("p", { class: "notice" }, `Tokens are shown as ids: ${page.no_text}`), h("p", { class: "quiet" }, summary(page.tokens), page.first_trained !== null && [" · ", firstTrained()]), key, h("div", { class: "lens-columns" }, h("div", null, text, pages), side)];
 }
 
 function facts(id, token, position) {

@@ -102,6 +102,7 @@ export function sessionView(address) {
       { keys: "j, n", does: "next call", run: () => step(1) },
       { keys: "k, p", does: "call before", run: () => step(-1) },
       { keys: "t", does: "tokens", run: () => openPart("tokens") },
+      { keys: "f", does: "first trained token, among the tokens", run: () => place.querySelector(".first-trained")?.click() },
       { keys: "m", does: "transcript", run: () => openPart("") },
       { keys: "d", does: "patch", run: () => openPart("patch") },
       { keys: "l", does: "logs", run: () => openPart("logs") },
