@@ -367,6 +367,8 @@ def test_each_flag_is_shown_once_with_its_meaning(tab: Tab) -> None:
         shown = tab.page.locator(".flags [data-flag]").evaluate_all("all => all.map(chip => chip.dataset.flag)")
         assert sorted(shown) == sorted({flag.value} | {one.value for one in IMPLIED.get(flag, set())})
         assert MEANINGS[flag] in tab.page.locator(".flags").inner_text()
+        is_muted = "mute" in (tab.page.locator(f".flags [data-flag={flag.value}]").get_attribute("class") or "")
+        assert is_muted == (flag is Flag.VERSION_UNKNOWN)
         tab.go(f"sessions?q=task%3Aflags+flag%3A{flag.value}")
         complete(tab, "sessions")
         assert f"flags.{index}" in tab.texts(".rows .row:not([hidden]) .id")

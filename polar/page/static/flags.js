@@ -4,7 +4,9 @@ import { get } from "./api.js";
 import { h } from "./dom.js";
 import { words } from "./format.js";
 
-const GRAVE = new Set(["call_missing", "answer_cut", "after_close", "no_logprobs", "evaluator_failed", "version_unknown"]);
+const GRAVE = new Set(["call_missing", "answer_cut", "after_close", "no_logprobs", "evaluator_failed"]);
+// Every session has it where nobody publishes versions, so it is no alarm by itself.
+const MUTED = new Set(["version_unknown"]);
 
 /** @type {Promise<Map<string, string>>|null} */
 let loading = null;
@@ -28,5 +30,6 @@ export function flagMeanings() {
  * @returns {HTMLElement}
  */
 export function flagChip(name, meaning) {
-  return h("span", { class: GRAVE.has(name) ? "chip bad" : "chip warn", title: meaning, "data-flag": name }, words(name));
+  const tone = GRAVE.has(name) ? "bad" : MUTED.has(name) ? "mute" : "warn";
+  return h("span", { class: `chip ${tone}`, title: meaning, "data-flag": name }, words(name));
 }
