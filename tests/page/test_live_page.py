@@ -236,7 +236,8 @@ def test_runs_show_curves_of_each_run(tab: Tab, system: Served) -> None:
     assert tab.page.locator("svg .heat").count() > 50
     tab.page.select_option("#run", "night")
     tab.wait("() => location.hash === '#/runs/night'")
-    assert "The curves are of night, the figures and tables of all runs." in tab.text(".notices .quiet")
+    scope = "The curves, Reward, Zero variance and staleness are of night. The other figures and the tables are of all runs."
+    assert scope in tab.text(".notices .quiet")
     tab.wait("() => document.querySelectorAll('.charts figure').length > 5")
     harnesses = {one["harness"] for one in system.get("overview")["harnesses"]}
     shown = (

@@ -72,5 +72,5 @@ function noticesOf(live) {
 /** @param {string} run */
 function scopeOf(run) {
   const sessions = h("a", { href: href(["sessions"], { q: `run:${run}` }) }, "Its sessions");
-  return h("p", { class: "quiet" }, `The curves are of ${run}, the figures and tables of all runs. `, sessions);
+  return h("p", { class: "quiet" }, `The curves, Reward, Zero variance and staleness are of ${run}. The other figures and the tables are of all runs. `, sessions);
 }
