@@ -43,7 +43,7 @@ class Bucket(msgspec.Struct, frozen=True):
     """Trajectories written in it."""
     mean_reward: float | None
     reward_counts: list[int]
-    """Rewards in 20 bins of equal width over the run's `low` to `high`; empty if it has no range."""
+    """Rewards in 20 bins of equal width over the run's `low` to `high`; empty if the run has no reward."""
     groups: int
     """Groups finished in it."""
     zero_variance_groups: int
@@ -62,8 +62,9 @@ class Curve(msgspec.Struct, frozen=True):
     """A run's minutes with at least one record, ascending."""
 
     low: float | None
-    """Lowest reward shown; None: there is none."""
+    """Lowest reward shown, at most 0; None: there is none."""
     high: float | None
+    """Highest reward shown, at least 1; None: there is none."""
     buckets: list[Bucket]
 
 
@@ -218,8 +219,9 @@ def _add_harness(minute: _Minute, record: Trajectory) -> None:
 
 def _curve(minutes: dict[int, _Minute], newest: int) -> Curve:
     rewarded = [minute for minute in minutes.values() if minute.rewards]
-    low = min((minute.low for minute in rewarded), default=None)
-    high = max((minute.high for minute in rewarded), default=None)
+    # Equal rewards alone would have no range.
+    low = min([0.0, *(minute.low for minute in rewarded)]) if rewarded else None
+    high = max([1.0, *(minute.high for minute in rewarded)]) if rewarded else None
     buckets = []
     version = -1
     for number in sorted(minutes):
@@ -248,9 +250,9 @@ def _bucket(number: int, minute: _Minute, version: int, low: float | None, high:
 
 
 def _binned(rewards: array[float], low: float, high: float) -> list[int]:
-    """Rewards by bin. The last bin includes `high`; without a range all are in the first."""
+    """Rewards by bin. `low` is below `high`, which the last bin includes."""
     # Halves: the difference of two finite rewards may be infinite.
     width = high / 2 - low / 2
-    places = (np.frombuffer(rewards) / 2 - low / 2) / width * BINS if width else np.zeros(len(rewards))
+    places = (np.frombuffer(rewards) / 2 - low / 2) / width * BINS
     counts = np.bincount(np.minimum(places.astype(np.int64), BINS - 1), minlength=BINS)
     return [int(n) for n in counts]

@@ -192,6 +192,38 @@ def test_ticks_of_values_that_differ_by_an_ulp_end(tab: Tab) -> None:
         assert found[-1] >= high
 
 
+def test_ticks_have_labels_that_differ(tab: Tab) -> None:
+    tab.open("runs")
+    labels = """async ([low, high]) => {
+        const {ticks, tickLabels} = await import('/static/charts/scale.js');
+        return tickLabels(ticks(low, high));
+    }"""
+    for low, high in ((0, 0.004), (0, 1), (1, 1), (12_310, 12_320), (0, 2e7)):
+        found = tab.page.evaluate(labels, [low, high])
+        assert len(set(found)) == len(found) >= 2
+    assert found[0] == "0"
+    assert found[-1] == "20M"
+
+
+def test_a_chart_without_values_says_why(tab: Tab) -> None:
+    tab.open("runs")
+    shown = """async buckets => {
+        const {runCharts} = await import('/static/views/run_charts.js');
+        return runCharts({low: 0, high: 1, buckets}).map(figure => figure.textContent);
+    }"""
+    bucket = {"at": 0, "sessions": 1, "mean_reward": 1, "reward_counts": [0, 1], "failures": {}, "policy_versions": {}}
+    [staleness] = [text for text in tab.page.evaluate(shown, [bucket]) if text.startswith("Staleness")]
+    assert "no version published" in staleness
+    amounts = """async buckets => {
+        const {histogramChart} = await import('/static/charts/histogram.js');
+        const figure = histogramChart('', {low: 0, high: 1, buckets}, 1);
+        return [...figure.querySelectorAll('.rule + .tick')].map(tick => tick.textContent);
+    }"""
+    assert tab.page.evaluate(amounts, [bucket]) == ["0", "1"]
+    [staleness] = [text for text in tab.page.evaluate(shown, []) if text.startswith("Staleness")]
+    assert "no trajectory yet" in staleness
+
+
 def test_equal_rewards_have_no_variance_however_their_mean_is_rounded(tab: Tab) -> None:
     tab.open("runs")
     note = """async rewards => {
@@ -230,9 +262,8 @@ def test_runs_show_curves_of_each_run(tab: Tab, system: Served) -> None:
     tab.open("runs")
     complete(tab, "runs")
     titles = tab.texts(".charts figcaption > span:first-child")
-    assert {"Reward and its histogram", "Groups with zero variance", "Policy versions", "Failures by kind"} <= set(
-        titles
-    )
+    versions = "Answered calls a minute, by policy version"
+    assert {"Reward and its histogram", "Groups with zero variance", versions, "Failures by kind"} <= set(titles)
     assert tab.page.locator("svg .heat").count() > 50
     tab.page.select_option("#run", "night")
     tab.wait("() => location.hash === '#/runs/night'")

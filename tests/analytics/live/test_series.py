@@ -66,7 +66,7 @@ def test_curves_are_those_of_a_recount(found: list[tuple[int, Trajectory]], rand
 
 def _compare(curve: Any, of_run: list[tuple[int, Trajectory]]) -> None:
     rewards = [record.reward for _, record in of_run if record.reward is not None]
-    assert (curve.low, curve.high) == ((min(rewards), max(rewards)) if rewards else (None, None))
+    assert (curve.low, curve.high) == ((min(0.0, *rewards), max(1.0, *rewards)) if rewards else (None, None))
     assert [bucket.at for bucket in curve.buckets] == sorted(
         {(NOW + minute * MINUTE_MS) // MINUTE_MS * MINUTE_MS for minute, _ in of_run}
     )
@@ -97,6 +97,14 @@ def test_a_histogram_has_bins_of_equal_width_over_the_runs_range() -> None:
     [bucket] = series.curves()[ALL].buckets
     assert (len(bucket.reward_counts), bucket.reward_counts[0], bucket.reward_counts[10]) == (BINS, 1, 1)
     assert bucket.reward_counts[-1] == 2
+
+
+def test_equal_rewards_have_the_range_of_0_to_1() -> None:
+    series = Series()
+    for _ in range(3):
+        series.trajectory(trajectory(1.0), NOW)
+    curve = series.curves()[ALL]
+    assert (curve.low, curve.high, curve.buckets[0].reward_counts) == (0.0, 1.0, [0] * (BINS - 1) + [3])
 
 
 def test_extreme_rewards_have_a_histogram_too() -> None:

@@ -1,8 +1,8 @@
 /** What the charts over time share: the frame, the axes, and the readout under the pointer. */
 
 import { h, replace, s } from "../dom.js";
-import { clock, short } from "../format.js";
-import { linear, ticks } from "./scale.js";
+import { clock } from "../format.js";
+import { linear, tickLabels, ticks } from "./scale.js";
 
 export const WIDTH = 420;
 export const HEIGHT = 132;
@@ -32,9 +32,10 @@ export function axes(times, low, high) {
   const bottom = HEIGHT - MARGIN.bottom;
   const y = linear(values[0], values.at(-1), bottom, MARGIN.top);
   const x = linear(times[0] ?? 0, times.at(-1) ?? 1, MARGIN.left, WIDTH - MARGIN.right);
-  const lines = values.flatMap((value) => [
+  const labels = tickLabels(values);
+  const lines = values.flatMap((value, i) => [
     s("line", { class: "rule", x1: MARGIN.left, x2: WIDTH - MARGIN.right, y1: y(value), y2: y(value) }),
-    s("text", { class: "tick end", x: MARGIN.left - 5, y: y(value) + 3.5 }, short(value)),
+    s("text", { class: "tick end", x: MARGIN.left - 5, y: y(value) + 3.5 }, labels[i]),
   ]);
   const shown = times.length > 1 ? [times[0], times[Math.floor(times.length / 2)], times.at(-1)] : times;
   const anchors = ["", "middle", "end"];
@@ -79,10 +80,11 @@ export function picture(summary, marks, times, x, readout) {
 /**
  * The words in the place of a chart without data.
  * @param {string} title
+ * @param {string} [why] there is none
  * @returns {HTMLElement}
  */
-export function empty(title) {
-  return figure(title, h("p", { class: "quiet none" }, "nothing yet"));
+export function empty(title, why = "nothing yet") {
+  return figure(title, h("p", { class: "quiet none" }, why));
 }
 
 function nearest(times, x, at) {

@@ -17,7 +17,7 @@ export function histogramChart(title, { low, high, buckets }, minutes) {
   for (const { reward_counts: one } of buckets.slice(-minutes)) one.forEach((count, i) => (counts[i] = (counts[i] ?? 0) + count));
   const most = Math.max(0, ...counts);
   if (low === null || most === 0) return empty(title);
-  const values = ticks(0, most);
+  const values = ticks(0, most).filter(Number.isInteger);
   const bottom = HEIGHT - MARGIN.bottom;
   const y = linear(0, values.at(-1), bottom, MARGIN.top);
   const x = linear(0, counts.length, MARGIN.left, WIDTH - MARGIN.right);

@@ -12,12 +12,12 @@ import { known } from "./scale.js";
  * @param {string} title
  * @param {number[]} times Unix ms, ascending
  * @param {Line[]} lines as long as `times`
- * @param {{write?: (value: number) => string, low?: number, high?: number}} [options] `low`, `high`: the axis holds these at least
+ * @param {{write?: (value: number) => string, low?: number, high?: number, nothing?: string}} [options] `low`, `high`: the axis holds these at least; `nothing`: the words without a value
  * @returns {HTMLElement}
  */
-export function linesChart(title, times, lines, { write = short, low = 0, high = 0 } = {}) {
+export function linesChart(title, times, lines, { write = short, low = 0, high = 0, nothing = undefined } = {}) {
   const values = known(lines.flatMap((line) => line.values));
-  if (values.length === 0) return empty(title);
+  if (values.length === 0) return empty(title, nothing);
   const { x, y, lines: marks } = axes(times, Math.min(low, ...values), Math.max(high, ...values));
   for (const line of lines) {
     marks.push(s("path", { class: `line ${line.tone}`, d: way(times, line.values, x, y) }));

@@ -1,5 +1,7 @@
 /** Scales and ticks of the charts. */
 
+import { short } from "../format.js";
+
 const LEAST = 1e-9; // doubles have 16 digits: a smaller step would be lost in `i * step`
 const MOST = 50;
 
@@ -20,6 +22,16 @@ export function ticks(low, high, count = 4) {
   const first = Math.floor(low / step + 1e-9);
   for (let i = first; found.length < 2 || (found.length < MOST && (i - 1) * step < high - step * 1e-9); i += 1) found.push(Number((i * step).toPrecision(12)));
   return found;
+}
+
+/**
+ * The labels of ticks, all different: short ones, or if two of these are equal, whole ones.
+ * @param {number[]} values
+ * @returns {string[]}
+ */
+export function tickLabels(values) {
+  const labels = values.map(short);
+  return new Set(labels).size < labels.length ? values.map(String) : labels;
 }
 
 /**

@@ -12,13 +12,14 @@ const TONES = 6;
  * @param {number[]} times Unix ms, ascending
  * @param {Object<string, number>[]} amounts by kind, as long as `times`
  * @param {(a: string, b: string) => number} [order] of the kinds; the largest come first without it
+ * @param {string} [nothing] the words without an amount
  * @returns {HTMLElement}
  */
-export function stacksChart(title, times, amounts, order = undefined) {
+export function stacksChart(title, times, amounts, order = undefined, nothing = undefined) {
   const totals = {};
   for (const one of amounts) for (const [kind, amount] of Object.entries(one)) totals[kind] = (totals[kind] ?? 0) + amount;
   const kinds = Object.keys(totals).sort(order ?? ((a, b) => totals[b] - totals[a]));
-  if (kinds.length === 0) return empty(title);
+  if (kinds.length === 0) return empty(title, nothing);
   const shown = kinds.length > TONES ? [...kinds.slice(0, TONES - 1), "others"] : kinds;
   const of = (one, kind) =>
     kind === "others" ? kinds.slice(TONES - 1).reduce((sum, name) => sum + (one[name] ?? 0), 0) : (one[kind] ?? 0);

@@ -4,7 +4,7 @@ import { heatChart } from "../charts/heat.js";
 import { histogramChart } from "../charts/histogram.js";
 import { linesChart } from "../charts/lines.js";
 import { stacksChart } from "../charts/stacks.js";
-import { percent, reward, short } from "../format.js";
+import { percent, reward } from "../format.js";
 
 const MINUTE_S = 60;
 const RECENT = 30; // minutes
@@ -18,6 +18,7 @@ export function runCharts(series) {
   const times = buckets.map((bucket) => bucket.at);
   const column = (read) => buckets.map(read);
   const share = (bucket) => (bucket.groups ? bucket.zero_variance_groups / bucket.groups : null);
+  const unversioned = buckets.some((bucket) => bucket.sessions) ? "no version published: no call was sampled by one" : "no trajectory yet";
   return [
     heatChart("Reward and its histogram", series, reward),
     linesChart("Groups with zero variance", times, [{ name: "share", tone: "tone-2", values: column(share) }], { write: percent, high: 1 }),
@@ -27,8 +28,8 @@ export function runCharts(series) {
       { name: "trainable", tone: "tone-3", values: column((bucket) => bucket.trainable_tokens / MINUTE_S) },
     ]),
     stacksChart("Failures by kind", times, column((bucket) => bucket.failures)),
-    linesChart("Staleness: versions behind, mean", times, [{ name: "staleness", tone: "tone-4", values: column((bucket) => bucket.staleness_mean) }], { write: short }),
-    stacksChart("Policy versions", times, column((bucket) => named(bucket.policy_versions)), newestFirst),
+    linesChart("Staleness: mean versions behind the newest in use", times, [{ name: "staleness", tone: "tone-4", values: column((bucket) => bucket.staleness_mean) }], { nothing: unversioned }),
+    stacksChart("Answered calls a minute, by policy version", times, column((bucket) => named(bucket.policy_versions)), newestFirst, unversioned),
     linesChart("Sampled tokens a session", times, [{ name: "tokens", tone: "tone-4", values: column((bucket) => (bucket.sessions ? bucket.sampled_tokens / bucket.sessions : null)) }]),
     histogramChart("Rewards of the last half hour", series, RECENT),
   ];

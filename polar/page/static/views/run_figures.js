@@ -17,7 +17,7 @@ export function figures(live, series) {
   const waiting = (phases.queued ?? 0) + (phases.ready ?? 0) + (phases.ran ?? 0);
   const stale = (series?.buckets ?? []).findLast((bucket) => bucket.staleness_mean !== null)?.staleness_mean;
   return [
-    one("Reward", reward(newest?.mean_reward), "mean, newest minute"),
+    one("Reward", reward(newest?.mean_reward), "mean, last minute with rewards"),
     one("Zero variance", groups ? percent(flat / groups) : NONE, groups ? `${whole(flat)} of ${whole(groups)} groups` : "no group ended"),
     one("Ended", whole(live.ended), "sessions a minute"),
     one("At work", whole(running), `${whole(waiting)} wait for a slot`),
