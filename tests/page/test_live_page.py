@@ -262,7 +262,7 @@ def test_runs_show_curves_of_each_run(tab: Tab, system: Served) -> None:
     tab.open("runs")
     complete(tab, "runs")
     titles = tab.texts(".charts figcaption > span:first-child")
-    versions = "Answered calls a minute, by policy version"
+    versions = "Calls a minute by policy version"
     assert {"Reward and its histogram", "Groups with zero variance", versions, "Failures by kind"} <= set(titles)
     assert tab.page.locator("svg .heat").count() > 50
     tab.page.select_option("#run", "night")
@@ -276,6 +276,20 @@ def test_runs_show_curves_of_each_run(tab: Tab, system: Served) -> None:
     )
     assert set(shown) == harnesses
     assert "default" in tab.page.get_by_role("region", name="Stages").inner_text()
+
+
+def test_a_long_error_ends_in_dots(tab: Tab) -> None:
+    tab.open("runs")
+    complete(tab, "runs")
+    cut = """async () => {
+        const {errorsTable} = await import('/static/views/run_tables.js');
+        const error = {at: 0, session_id: 't.0', stage: 'run', kind: 'agent', code: 'exit_code', message: 'long '.repeat(99)};
+        const table = errorsTable({errors: [error]});
+        document.querySelector('.tables').replaceChildren(table);
+        const [message, place] = [table.querySelector('.fill'), table.querySelector('.scroll')];
+        return [message.scrollWidth > message.clientWidth, place.scrollWidth > place.clientWidth];
+    }"""
+    assert tab.page.evaluate(cut) == [True, False]
 
 
 def test_a_group_stands_side_by_side_with_the_best_first(tab: Tab, system: Served) -> None:
@@ -320,12 +334,14 @@ def test_a_session_shows_its_calls_and_each_has_a_link(tab: Tab, system: Served)
 
 def test_a_session_that_did_not_complete_says_why_and_what_to_do(tab: Tab, system: Served) -> None:
     rows = system.get("sessions", limit=10_000)["sessions"]
-    name = next(row["session_id"] for row in rows if row["status"] == "FAILED")
+    name = next(row["session_id"] for row in rows if row["error"] and row["error"]["code"] == "exit_code")
     tab.open(f"sessions/{name}")
     complete(tab, "session")
     found = system.get(f"sessions/{name}/why")
-    tab.page.locator(".why .notice").first.wait_for()
-    shown = tab.page.locator(".why").inner_text()
+    tab.page.locator(".why", has_text=found[0]["way_out"]).wait_for()
+    shown = tab.page.locator(".session-head").inner_text()
+    message = system.get(f"sessions/{name}")["error"]["message"]
+    assert shown.count(message) == 1
     for finding in found:
         assert finding["sentence"] in shown
         assert finding["way_out"] in shown
@@ -529,6 +545,11 @@ def test_a_small_screen_shows_everything_without_scrolling_sideways(browser: Bro
                 "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             assert too_wide == 0, view
+            if view == "group":
+                seen = tab.page.locator(".group table").evaluate(
+                    "table => table.parentElement.scrollWidth - table.parentElement.clientWidth"
+                )
+                assert seen == 0
 
 
 @pytest.mark.parametrize("seconds", [15, pytest.param(60, marks=pytest.mark.soak)])

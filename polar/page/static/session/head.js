@@ -43,30 +43,40 @@ export function sessionHead(story) {
       row.phase !== "ended" && cancelButton(document.task_id),
     ),
     h("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
-    errors(document),
-    h("div", { class: "why" }, reasons(story.why)),
+    h("div", { class: "why" }, reasons(document, story.why)),
+    warnings(document),
     flags(document),
     (document.notes ?? []).map((note) => h("p", { class: "notice" }, note)),
   );
 }
 
-function errors(document) {
-  const warnings = [document.run_warning, document.unenforced?.length ? `the runtime doesn't enforce: ${document.unenforced.join(", ")}` : null].filter(Boolean);
+function warnings(document) {
+  const texts = [document.run_warning, document.unenforced?.length ? `the runtime doesn't enforce: ${document.unenforced.join(", ")}` : null].filter(Boolean);
   const refused = document.refused_requests ?? [];
   const last = refused.at(-1);
   return [
-    document.error && h("div", { class: "notice problem" }, h("p", null, `${document.error.stage} ${document.error.kind}/${document.error.code}`), foldedText(document.error.message, 6)),
-    warnings.map((text) => h("p", { class: "notice" }, text)),
+    texts.map((text) => h("p", { class: "notice" }, text)),
     last && h("p", { class: "notice" }, `The proxy refused ${counted(refused.reduce((sum, one) => sum + one.requests, 0), "request")}; the last: ${last.method} ${last.path} got ${last.status}, ${last.message}`),
   ];
 }
 
 /**
- * What a session waits for, or why it ended so, with the ways out.
+ * The session's error, and what the session waits for or why it ended so, with the ways out. A finding that quotes the error replaces its message.
+ * @param {any} document of `GET /api/sessions/ID`
  * @param {{sentence: string, way_out: string}[]} findings
  */
-export function reasons(findings) {
-  return findings.map((one) => h("div", { class: "notice" }, h("p", null, one.sentence), h("p", { class: "quiet" }, `→ ${one.way_out}`)));
+export function reasons({ error }, findings) {
+  const quoting = error && findings.find((one) => one.sentence.includes(`: ${withoutEnd(error.message)}.`));
+  const wayOut = (one) => h("p", { class: "quiet" }, `→ ${one.way_out}`);
+  return [
+    error && h("div", { class: "notice problem" }, h("p", null, `${error.stage} ${error.kind}/${error.code}`), foldedText(quoting?.sentence ?? error.message, 6), quoting && wayOut(quoting)),
+    findings.filter((one) => one !== quoting).map((one) => h("div", { class: "notice" }, h("p", null, one.sentence), wayOut(one))),
+  ];
+}
+
+/** As a finding quotes a message: its sentence has an end of its own. */
+function withoutEnd(message) {
+  return message.replace(/[. \n]+$/, "");
 }
 
 function flags(document) {

@@ -1,4 +1,4 @@
-/** A task's samples side by side: where they part, and what the good ones did. */
+/** A task's samples side by side: where they diverge, and what the good ones did. */
 
 import { get, path } from "../api.js";
 import { cancelButton } from "../cancel.js";
@@ -71,8 +71,8 @@ function sideBySide(samples, requests, meanings) {
 }
 
 function parting(common) {
-  if (common === 0) return "The samples part at the answer of their first call.";
-  return `The first ${counted(common, "answer")} ${common === 1 ? "is" : "are"} equal in all samples. Below the line they part.`;
+  if (common === 0) return "The samples diverge at the answer of their first call.";
+  return `The first ${counted(common, "answer")} ${common === 1 ? "is" : "are"} equal in all samples. Below the line they diverge.`;
 }
 
 function head(sample, meanings) {

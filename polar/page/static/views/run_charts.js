@@ -28,8 +28,8 @@ export function runCharts(series) {
       { name: "trainable", tone: "tone-3", values: column((bucket) => bucket.trainable_tokens / MINUTE_S) },
     ]),
     stacksChart("Failures by kind", times, column((bucket) => bucket.failures)),
-    linesChart("Staleness: mean versions behind the newest in use", times, [{ name: "staleness", tone: "tone-4", values: column((bucket) => bucket.staleness_mean) }], { nothing: unversioned }),
-    stacksChart("Answered calls a minute, by policy version", times, column((bucket) => named(bucket.policy_versions)), newestFirst, unversioned),
+    linesChart("Staleness: mean versions behind newest used", times, [{ name: "staleness", tone: "tone-4", values: column((bucket) => bucket.staleness_mean) }], { nothing: unversioned }),
+    stacksChart("Calls a minute by policy version", times, column((bucket) => named(bucket.policy_versions)), newestFirst, unversioned),
     linesChart("Sampled tokens a session", times, [{ name: "tokens", tone: "tone-4", values: column((bucket) => (bucket.sessions ? bucket.sampled_tokens / bucket.sessions : null)) }]),
     histogramChart("Rewards of the last half hour", series, RECENT),
   ];

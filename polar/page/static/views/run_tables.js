@@ -55,7 +55,7 @@ export function errorsTable(live) {
     h("a", { href: href(["sessions", error.session_id]), class: "id" }, error.session_id),
     error.stage,
     `${error.kind}/${error.code}`,
-    h("span", { class: "clip", title: error.message }, error.message),
+    h("span", { class: "clip fill", title: error.message }, error.message),
   ]);
   return table("Newest errors", ["at", "session", "stage", "error", "message"], rows, "No error.");
 }

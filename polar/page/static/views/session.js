@@ -46,7 +46,7 @@ export function sessionView(address) {
       return; // the session is shown without
     }
     const there = place.querySelector(".why");
-    if (shown === story && there) replace(there, reasons(shown.why));
+    if (shown === story && there) replace(there, reasons(shown.document, shown.why));
   }
 
   function draw(isMoved) {
