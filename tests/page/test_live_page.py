@@ -347,6 +347,15 @@ def test_a_session_that_did_not_complete_says_why_and_what_to_do(tab: Tab, syste
         assert finding["way_out"] in shown
 
 
+def test_the_head_of_a_session_has_the_evaluator_s_reason(tab: Tab) -> None:
+    tab.open("sessions/task-00000.0")
+    complete(tab, "session")
+    assert tab.text(".reward-reason").endswith("all tests passed")
+    tab.open("sessions/flags.0")
+    complete(tab, "session")
+    assert tab.page.locator(".reward-reason").count() == 0
+
+
 def test_text_of_models_and_tools_stays_text(tab: Tab) -> None:
     tab.open(f"sessions/{GROUP}.1")
     complete(tab, "session")

@@ -71,7 +71,8 @@ def templates() -> list[Template]:
     for reward, error in ((1.0, None), (0.0, None), (0.5, None), (None, broken)):
         recording = conversation(with_fork=reward == 0.5)
         status = Status.COMPLETED if error is None else Status.FAILED
-        made = recording.build(reward=reward, status=status, error=error, num_samples=SAMPLES)
+        reason = "all tests passed" if reward == 1.0 else None
+        made = recording.build(reward=reward, reward_reason=reason, status=status, error=error, num_samples=SAMPLES)
         found.append(Template(recording.calls, made, error))
     return found
 
@@ -226,7 +227,7 @@ def _session(name: str, one: Template, at: int, *, is_running: bool) -> Iterator
     state = SessionState(
         name, made.task_id, made.sample_index, Phase.ENDED, 0, run_claim_id="claim", status=made.status, error=one.error,
         reward=made.reward, calls=made.stats.calls, trainable_tokens=made.stats.trainable_tokens, artifacts=made.artifacts,
-        evaluation_error=evaluation,
+        reward_reason=made.reward_reason, evaluation_error=evaluation,
     )  # fmt: skip
     yield sessions.TOPIC, f"session:{name}", state, at
 

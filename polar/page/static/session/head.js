@@ -42,6 +42,7 @@ export function sessionHead(story) {
       h("a", { class: "button", href: taskHref }, `Compare the group of ${document.num_samples}`),
       row.phase !== "ended" && cancelButton(document.task_id),
     ),
+    document.reward_reason && !document.evaluation_error && h("div", { class: "reward-reason" }, h("span", { class: "quiet" }, "The evaluator's reason: "), foldedText(document.reward_reason, 3)),
     h("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
     h("div", { class: "why" }, reasons(document, story.why)),
     warnings(document),
