@@ -92,11 +92,22 @@ def test_a_task_s_completed_sessions_are_not_called_flawless_unread(settings: Se
     code, stdout, stderr = why(settings, "t")
     assert (code, stderr) == (0, "")
     assert stdout.splitlines() == [
-        "t.0, t.1  COMPLETED",
+        "t.0  COMPLETED",
         "  It completed with reward 1. Its calls were not read.",
         "  → `polar why t.0` reads them, and says if something is wrong with them.",
-        "  Details are those of t.0; `polar why SESSION` gives another's.",
+        "t.1  COMPLETED",
+        "  It completed with reward 0 (2 of 3 tests failed). Its calls were not read.",
+        "  → `polar why t.1` reads them, and says if something is wrong with them.",
     ]
+
+
+def test_the_details_of_one_session_are_not_given_as_those_of_others(settings: Settings) -> None:
+    first, second = (SessionError("run", Kind.AGENT, "exit_code", f"exit code {code}") for code in (3, 4))
+    other = SessionState("t.1", "t", 1, Phase.ENDED, 0, status=Status.FAILED, error=second)
+    write(settings, *rows(TASK, row(status=Status.FAILED, error=first), other))
+    _, stdout, _ = why(settings, "t")
+    assert stdout.startswith("t.0, t.1  FAILED\n  The harness failed: exit code 3.\n")
+    assert stdout.endswith("  Details are those of t.0; `polar why SESSION` gives another's.\n")
 
 
 def test_nobody_knows_it(settings: Settings) -> None:
