@@ -31,6 +31,7 @@ class Cause(StrEnum):
     PAUSED = "paused"
     NO_BUILDER = "no_builder"
     ATTEMPT_FAILED = "attempt_failed"
+    ATTEMPT_LOST = "attempt_lost"
     UNOPENED = "unopened"
     NEXT = "next"
     AGENT_WORKS = "agent_works"

@@ -150,6 +150,14 @@ ENTRIES = (
         "It goes on by itself. If attempts keep failing, remove that cause; `polar show {name}` has the log of the last run.",
     ),
     Entry(
+        Cause.ATTEMPT_LOST,
+        lambda facts: (
+            facts.is_open and facts.session is not None and facts.session.attempt > 1 and facts.attempt_error is None
+        ),
+        "It is in attempt {attempt}: the worker of the attempt before was lost, or gave it back as it stopped.",
+        "It goes on by itself. If workers are lost often, read their logs; a coordinator logs each loss (`polar logs deciding`).",
+    ),
+    Entry(
         Cause.UNOPENED,
         lambda facts: facts.phase is Phase.UNOPENED,
         "Nobody has opened this sample of the task yet.",

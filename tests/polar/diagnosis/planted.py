@@ -75,6 +75,7 @@ PLANTED = {
     Cause.PAUSED: session(Phase.RUNNING, system=replace(WELL, is_paused=True)),
     Cause.NO_BUILDER: session(Phase.BUILDING, system=without("builder")),
     Cause.ATTEMPT_FAILED: replace(session(Phase.QUEUED, attempt=2), attempt_error=KILLED),
+    Cause.ATTEMPT_LOST: session(Phase.QUEUED, attempt=2),
     Cause.UNOPENED: session(Phase.UNOPENED, task=OPENED),
     Cause.NEXT: session(Phase.QUEUED),
     Cause.AGENT_WORKS: session(Phase.RUNNING, task=OPENED),
