@@ -82,7 +82,7 @@ def machine(data: Path) -> Iterator[Finding]:
         yield Finding("git", State.BAD, "not found", "install git: tasks start from repositories")
 
 
-SELDOM = ("swebench",)
+SELDOM = ("mlflow", "swebench", "tensorboard", "wandb")
 """Extras that `all` leaves out; the command that needs one says so."""
 
 

@@ -55,9 +55,11 @@ async def test_a_client_that_is_open_submits_without_a_table_and_knows_earlier_r
     async with Client(settings) as client:
         submitting = asyncio.create_task(client.submit([good, bad.model_dump()], answer_s=WAIT_S))
         await coordinator.show(good)
-        await coordinator.refuse(bad)
+        while not submitting.done():  # it may not have been sent yet
+            await coordinator.refuse(bad)
+            await asyncio.wait({submitting}, timeout=0.2)
         with pytest.raises(TaskRefusedError, match=r"^bad: fanout refused it"):
-            await submitting
+            submitting.result()
         found = client.trajectories([good, bad], deadline_s=WAIT_S)
         await coordinator.build("good.0")
         await coordinator.end(good, 0)
