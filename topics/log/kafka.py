@@ -127,8 +127,11 @@ def _close_dropped(dropped: Any, _end: Callable[[Any], None] = AIOKafkaConnectio
     """Close a connection that its client dropped.
 
     aiokafka 0.14 drops a connection that the broker ended, and closes only one that wasn't ended. Unless the connection's reader came
-    first, each restart of a broker would leave an open socket.
+    first, each restart of a broker would leave an open socket. It also drops the connection, which has no owner, of a bootstrap that is
+    cancelled as its answer comes.
     """
+    if dropped._on_close_cb is None and dropped.connected() and not dropped._loop.is_closed():
+        dropped.close()
     _end(dropped)
     if dropped._reader is not None and not dropped._loop.is_closed():
         dropped._writer.close()

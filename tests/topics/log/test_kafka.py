@@ -1,6 +1,7 @@
 """How clients are made; what they do is tested where they are used."""
 
 import asyncio
+import gc
 import logging
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from aiokafka.conn import AIOKafkaConnection, create_conn
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
 
 from tests.topics.conftest import Apply
 from topics import tasks
@@ -97,6 +99,30 @@ async def test_a_connection_that_its_broker_ended_is_closed_when_the_client_drop
     dropped._reader.feed_eof()
     del dropped
     assert socket.is_closing()
+
+
+async def test_a_bootstrap_that_is_cancelled_as_its_answer_comes_closes_its_connection(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = client.consumer(Settings(kafka=kafka))
+    sockets = []
+    send = AIOKafkaConnection.send
+
+    def cancelling(connection: Any, request: Any, expect_response: bool = True) -> Any:
+        answer = send(connection, request, expect_response)
+        if request.API_KEY == MetadataRequest.API_KEY:
+            sockets.append(connection._writer.transport)
+            connection._requests[-1][2].add_done_callback(lambda _: starting.cancel())
+        return answer
+
+    monkeypatch.setattr(AIOKafkaConnection, "send", cancelling)
+    starting = asyncio.create_task(made.start())
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    await client.stop(made, 5)
+    del starting
+    gc.collect()
+    assert [socket.is_closing() for socket in sockets] == [True]
 
 
 async def test_an_idle_consumer_asks_seldom_and_hears_at_once(
