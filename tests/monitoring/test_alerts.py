@@ -58,6 +58,11 @@ def test_the_docs_list_every_alert() -> None:
     assert listed == [rule["alert"] for rule in rules()]
 
 
+def test_prometheus_reads_the_configuration() -> None:
+    checked = promtool("check", "config", "--syntax-only", RULES.with_name("prometheus.yml"))
+    assert checked.returncode == 0, checked.stderr
+
+
 @pytest.mark.hard
 def test_each_alert_fires_on_what_it_is_about_and_on_nothing_else(tmp_path: Path) -> None:
     checked = promtool("check", "rules", RULES)
@@ -72,8 +77,8 @@ def test_each_alert_fires_on_what_it_is_about_and_on_nothing_else(tmp_path: Path
 
 
 def test_metrics_keep_their_own_label_role_in_the_stack() -> None:
-    """Targets get the label `role`, and some metrics have one: with `honest_labels` it isn't renamed to `exported_role`."""
+    """Targets get the label `role`, and some metrics have one: with `honor_labels` it isn't renamed to `exported_role`."""
     jobs = yaml.safe_load((RULES.parent / "prometheus.yml").read_text())["scrape_configs"]
     labelled = [job for job in jobs if any(one["target_label"] == "role" for one in job["relabel_configs"])]
     assert labelled == jobs
-    assert [job["honest_labels"] for job in labelled] == [True, True]
+    assert [job["honor_labels"] for job in labelled] == [True, True]
