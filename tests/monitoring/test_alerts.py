@@ -58,6 +58,7 @@ def test_the_docs_list_every_alert() -> None:
     assert listed == [rule["alert"] for rule in rules()]
 
 
+@pytest.mark.contract
 def test_prometheus_reads_the_configuration() -> None:
     checked = promtool("check", "config", "--syntax-only", RULES.with_name("prometheus.yml"))
     assert checked.returncode == 0, checked.stderr
