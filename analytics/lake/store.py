@@ -188,7 +188,7 @@ class FolderStore(Store):
             (self.folder / table / name).unlink(missing_ok=True)
 
     def drop_drafts(self, table: str, names: Iterable[str]) -> None:
-        """What is written here is the lake's."""
+        """There are none: a written file is the lake's."""
 
     def unclaimed(self) -> set[tuple[str, str]]:
         """None: each writer has a mark, whose lock ends with it."""

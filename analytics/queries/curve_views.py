@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from analytics.queries.summary_views import COUNTED, COUNTS, OF_SESSIONS
 from analytics.queries.view import NEWEST, View
+from topics.types.token_tree import Drift, Masked
 
-EXTENDING = ("clean", "realign")
+EXTENDING = (Drift.CLEAN.value, Drift.REALIGN.value)
 """Drift of calls that continue an earlier call exactly, so that both are one trace."""
-SIDE_CALL = "side_call"
-"""Reason of tokens that are masked because their calls are never trained."""
 PAUSE_MINUTES = 10
 """Without an ended session for this long, a row of `run_versions` is over, and the next session begins another one."""
 
@@ -44,7 +43,9 @@ ENDED = f"""
     )
     SELECT
         of_session.*, coalesce(run, '') AS run_key, sessions.error_kind, versions_sum, versioned_tokens,
-        coalesce(list_sum([one.value FOR one IN map_entries(newest.masked_tokens) IF one.key <> '{SIDE_CALL}']), 0) AS masked_sum,
+        coalesce(list_sum([
+            one.value FOR one IN map_entries(newest.masked_tokens) IF one.key <> '{Masked.SIDE_CALL.value}'
+        ]), 0) AS masked_sum,
         coalesce(list_sum([one.value FOR one IN map_entries(newest.drift) IF one.key IN {EXTENDING}]), 0) AS extending,
         coalesce(list_sum(map_values(newest.drift)), 0) AS with_history,
         grouped.task_id IS NOT NULL

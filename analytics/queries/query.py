@@ -43,7 +43,7 @@ OF_ONE = frozenset({"DESCRIBE", "SUMMARY"})
 """Parse-tree sorts of DESCRIBE and SUMMARIZE that name what they describe; SHOW, and DESCRIBE without a name, list what there is."""
 ONLY_READS = "only queries are allowed: SELECT, WITH … SELECT, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, or EXPLAIN of one of these"
 PREFIX = "lake."
-"""Of the tables' names: their schema."""
+"""The tables' schema, at the beginning of their names."""
 BATCH = 1024
 """Rows fetched at a time."""
 ARROW_BATCH = 65_536

@@ -154,7 +154,8 @@ ENTRIES = (
         lambda facts: (
             facts.is_open and facts.session is not None and facts.session.attempt > 1 and facts.attempt_error is None
         ),
-        "It is in attempt {attempt}: the worker of the attempt before was lost, or gave it back as it stopped.",
+        "It is in attempt {attempt}. Nothing of the last 3 hours says how the attempt before ended: its worker was lost, or gave it back "
+        "as it stopped.",
         "It goes on by itself. If workers are lost often, read their logs; a coordinator logs each loss (`polar logs deciding`).",
     ),
     Entry(

@@ -161,9 +161,9 @@ class Follower:
     async def _open(self) -> None:
         count = await admin.partition_count(self._settings, self._name)
         partitions = [kafka.TopicPartition(self._name, number) for number in range(count)]
-        # aiokafka's own reset would read the whole log again; `_return_to_log` handles a lost position.
-        # A fetch that holds one partition leaves none out, and nothing else is asked on its connection.
+        # A fetch of one partition leaves none out, so it may always wait long.
         wait: dict[str, Any] = {"fetch_max_wait_ms": kafka.IDLE_FETCH_MS} if count == 1 else {}
+        # aiokafka's own reset would read the whole log again; `_return_to_log` handles a lost position.
         reader = kafka.consumer(self._settings, committed=self._committed, auto_offset_reset="none", **wait)
         try:
             await reader.start()

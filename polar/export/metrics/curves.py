@@ -18,7 +18,7 @@ from topics.types.errors import Kind
 
 
 class Axis(StrEnum):
-    """What a point's step counts; also the first part of its curves' names."""
+    """The unit of a point's step; also the first part of its curves' names."""
 
     BY_VERSION = "by_version"
     """The trainer's policy version. The point's time is the end of the version's last session."""

@@ -1,4 +1,4 @@
-"""What a builder tells of the trajectories that it wrote: null rewards by cause, and how stale trained tokens were."""
+"""A builder's metrics of the trajectories that it wrote: null rewards by cause, and how stale trained tokens were."""
 
 from __future__ import annotations
 

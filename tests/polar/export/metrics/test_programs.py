@@ -65,7 +65,7 @@ class Program:
         return ["-m", "polar.cli", "export", "metrics", "--run", RUN, "--to", self.name, *options, "--data", data]
 
     def read(self) -> dict[str, list[list[float]]]:
-        """What it has, by curve."""
+        """The points that it has, by curve."""
         arguments: dict[str, list[str | Path]] = {
             "tensorboard": [self.folder / RUN],
             "wandb": [self.folder, RUN],
