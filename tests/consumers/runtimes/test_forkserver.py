@@ -27,11 +27,18 @@ def servers() -> set[int]:
     return {pid for pid in children if b"runtimes.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
+async def new_server(others: set[int]) -> int:
+    """The server that started since. Its command line is empty for an instant, as it becomes Python."""
+    await eventually(lambda: bool(servers() - others))
+    (server,) = servers() - others
+    return server
+
+
 async def test_a_server_that_was_killed_is_replaced_and_its_supervisors_work_on(runtime: Runtime) -> None:
     others = servers()
     long = asyncio.create_task(runtime.exec(Exec("touch begun; until [ -e go ]; do sleep 0.01; done", log="long.log")))
     await eventually((workspace_of(runtime) / "begun").exists)
-    (server,) = servers() - others
+    server = await new_server(others)
     os.kill(server, signal.SIGKILL)
     # Its memory goes before its sockets do: only a zombie has let go of both.
     await eventually(lambda: psutil.Process(server).status() == psutil.STATUS_ZOMBIE)
@@ -45,7 +52,7 @@ async def test_a_server_that_hangs_is_a_fault_of_one_program_and_is_replaced(
     monkeypatch.setattr(launch, "_REPORT_S", 0.2)
     others = servers()
     assert (await runtime.exec(Exec("true"))).exit_code == 0
-    (server,) = servers() - others
+    server = await new_server(others)
     os.kill(server, signal.SIGSTOP)
     with pytest.raises(SandboxError) as fault:
         await runtime.exec(Exec("touch ran", timeout_s=0.1))
@@ -74,7 +81,7 @@ async def test_a_server_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPat
     others = servers()
     forks = ForkServer()
     lines = [forks.fork()]
-    (server,) = servers() - others
+    server = await new_server(others)
     os.kill(server, signal.SIGSTOP)
     while server in servers():
         assert len(lines) < 5_000
@@ -89,7 +96,6 @@ async def test_a_server_ends_with_its_owner() -> None:
     others = servers()
     forks = ForkServer()
     forks.fork().close()
-    await eventually(lambda: bool(servers() - others))  # its command line is empty for an instant, as it becomes Python
-    (server,) = servers() - others
+    server = await new_server(others)
     del forks
     assert not Path(f"/proc/{server}").exists()
