@@ -7,7 +7,7 @@ old files are deleted like merged ones (`compaction.py`), once no reader needs t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,22 +49,30 @@ def old_tasks(lake: Lake, newest: Manifest, before_ms: int) -> set[str]:
     return {task_id for task_id, at in last.items() if at < before_ms}
 
 
-def expire(
-    lake: Lake, writing: Writing, before_ms: int, *, is_trial: bool = False, announce: Announce = lambda _: None
-) -> dict[str, Removed]:
-    """Remove what is older than `before_ms`, Unix ms, and return by table what was removed. A trial changes nothing.
+def old_rows(lake: Lake, before_ms: int, announce: Announce = lambda _: None) -> dict[str, Removed]:
+    """What `expire` would remove. Only counts, so `bytes` are estimated from a file's share of rows. Raises OSError."""
+    with lake.pin() as newest:
+        keeps = _Keeps(lake, newest, before_ms)
+        found = dict.fromkeys(TABLES, Removed(0, 0))
+        for table, file in _looking_through(newest, announce):
+            old = file.rows - keeps.count(table, file)
+            found[table] = Removed(found[table].rows + old, found[table].bytes + file.bytes * old // max(file.rows, 1))
+        return {table: removed for table, removed in found.items() if removed.rows}
+
+
+def expire(lake: Lake, writing: Writing, before_ms: int, *, announce: Announce = lambda _: None) -> dict[str, Removed]:
+    """Remove what is older than `before_ms`, Unix ms, and return by table what was removed.
 
     Writers, merges and readers go on meanwhile. Raises OSError.
     """
     with lake.pin() as newest:
-        tasks = pa.array(sorted(old_tasks(lake, newest, before_ms)), pa.string())
-        replacements = _Replacements(lake, writing, tasks, before_ms)
+        replacements = _Replacements(lake, writing, _Keeps(lake, newest, before_ms))
         committed: Manifest | None = None
         try:
             while True:
                 replacements.look_through(newest, announce)
                 made = {table: found for table in TABLES if (found := replacements.of(newest, table))}
-                if made and not is_trial:
+                if made:
                     try:
                         committed = lake.commit(newest, _with(newest, made))
                     except ConflictError:  # a writer has added files, or others were merged
@@ -75,14 +83,42 @@ def expire(
             replacements.discard(committed)
 
 
+def _looking_through(newest: Manifest, announce: Announce) -> Iterator[tuple[str, File]]:
+    """A manifest's files that may have old rows, with their tables. Announces each once it was used."""
+    files = [(table, file) for table in (*OF_TASKS, *BY_AGE) for file in newest.files.get(table, ())]
+    for number, found in enumerate(files, start=1):
+        yield found
+        announce(f"{number} of {len(files)} files of the lake are looked through")
+
+
+class _Keeps:
+    """Which rows stay. The old tasks are those of one manifest: a task that is written about meanwhile goes up to there."""
+
+    def __init__(self, lake: Lake, newest: Manifest, before_ms: int) -> None:
+        self._lake = lake
+        self._before_ms = before_ms
+        self._tasks = pa.array(sorted(old_tasks(lake, newest, before_ms)), pa.string())
+
+    def count(self, table: str, file: File) -> int:
+        """The rows of a file that stay. Raises OSError."""
+        column = "logged_at" if table in BY_AGE else "task_id"
+        with self._lake.open(table, file) as opened:
+            return pc.sum(self.each(table, pq.read_table(opened, columns=[column]))).as_py() or 0
+
+    def each(self, table: str, rows: Any) -> Any:
+        """For a pyarrow Table: whether each row stays."""
+        if table in BY_AGE:
+            return pc.greater_equal(rows["logged_at"].cast(pa.int64()), self._before_ms)
+        return pc.invert(pc.is_in(rows["task_id"], value_set=self._tasks))
+
+
 class _Replacements:
     """For each file of the lake that was looked through and has old rows: the file of its other rows, None if it has none."""
 
-    def __init__(self, lake: Lake, writing: Writing, tasks: Any, before_ms: int) -> None:
+    def __init__(self, lake: Lake, writing: Writing, keeps: _Keeps) -> None:
         self._lake = lake
         self._writing = writing
-        self._tasks = tasks
-        self._before_ms = before_ms
+        self._keeps = keeps
         self._seen: set[tuple[str, File]] = set()
         self._made: dict[str, dict[File, File | None]] = {table: {} for table in TABLES}
 
@@ -94,8 +130,7 @@ class _Replacements:
     def look_through(self, newest: Manifest, announce: Announce) -> None:
         """Write and publish replacements for a manifest's files that weren't looked through yet. Raises OSError."""
         written: dict[str, list[str]] = {}
-        files = [(table, file) for table in (*OF_TASKS, *BY_AGE) for file in newest.files.get(table, ())]
-        for number, (table, file) in enumerate(files, start=1):
+        for table, file in _looking_through(newest, announce):
             if (table, file) in self._seen:
                 continue
             new = self._replacement(table, file)
@@ -104,7 +139,6 @@ class _Replacements:
                 self._made[table][file] = new
             if new is not None and new != file:
                 written.setdefault(table, []).append(new.name)
-            announce(f"{number} of {len(files)} files of the lake are looked through")
         self._lake.publish(written)
 
     def discard(self, committed: Manifest | None) -> None:
@@ -115,9 +149,7 @@ class _Replacements:
 
     def _replacement(self, table: str, file: File) -> File | None:
         """A file of the rows that stay; the file itself if all do."""
-        column = "logged_at" if table in BY_AGE else "task_id"
-        with self._lake.open(table, file) as opened:
-            kept = pc.sum(self._keeps(table, pq.read_table(opened, columns=[column]))).as_py() or 0
+        kept = self._keeps.count(table, file)
         if kept == file.rows:
             return file
         if kept == 0:
@@ -125,17 +157,13 @@ class _Replacements:
         path = self._lake.folder / table / self._writing.new_name()
         source = partial(self._lake.open, table, file)
         try:
-            write_merged(path, [source], TABLES[table].arrow, keep=lambda rows: rows.filter(self._keeps(table, rows)))
+            write_merged(
+                path, [source], TABLES[table].arrow, keep=lambda rows: rows.filter(self._keeps.each(table, rows))
+            )
         except BaseException:
             path.unlink(missing_ok=True)  # a part of a file is no use, and the disk may be full
             raise
         return File(path.name, kept, path.stat().st_size)
-
-    def _keeps(self, table: str, rows: Any) -> Any:
-        """For a pyarrow Table: whether each row stays."""
-        if table in BY_AGE:
-            return pc.greater_equal(rows["logged_at"].cast(pa.int64()), self._before_ms)
-        return pc.invert(pc.is_in(rows["task_id"], value_set=self._tasks))
 
 
 def _with(newest: Manifest, made: Mapping[str, Mapping[File, File | None]]) -> Manifest:

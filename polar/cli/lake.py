@@ -46,7 +46,7 @@ def prune(
     once a writer runs. Kafka, trajectories on it and the blob store aren't touched.
     """
     from analytics.lake import places
-    from analytics.lake.retention import expire
+    from analytics.lake.retention import expire, old_rows
 
     if not older_than >= LEAST_DAYS:
         raise InputError(
@@ -57,17 +57,19 @@ def prune(
     there = places.lake(settings.load(data))
     before_ms = int((time.time() - older_than * DAY_S) * 1000)
     # A pin says that there is no lake; to write would make one.
-    with _reporting(there), there.pin(), there.writing() as writing:
-        removed = expire(there, writing, before_ms, is_trial=dry_run, announce=_progress_lines())
+    with _reporting(there), there.pin():
+        if dry_run:
+            removed = old_rows(there, before_ms, _progress_lines())
+        else:
+            with there.writing() as writing:
+                removed = expire(there, writing, before_ms, announce=_progress_lines())
     if output is Format.JSON:
         print_json({table: each._asdict() for table, each in removed.items()})
     elif not removed:
         note(f"nothing in {there.store.place} is older than {older_than:g} days")
     else:
-        title = ">would be removed" if dry_run else ">rows removed"
-        show(
-            ["table", title, ">MB"], [[table, each.rows, f"{each.bytes / 1e6:.1f}"] for table, each in removed.items()]
-        )
+        titles = (">would be removed", ">MB, about") if dry_run else (">rows removed", ">MB")
+        show(["table", *titles], [[table, each.rows, f"{each.bytes / 1e6:.1f}"] for table, each in removed.items()])
 
 
 @app.command()

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from analytics.lake import compaction, files
 from analytics.lake.manifest import File, Lake, Manifest
-from analytics.lake.retention import BY_AGE, OF_TASKS, Removed, expire, old_tasks
+from analytics.lake.retention import BY_AGE, OF_TASKS, Removed, expire, old_rows, old_tasks
 from analytics.lake.schema import TABLES
 from tests.analytics.known_run import known_run
 from tests.analytics.story import NOON, write
@@ -33,9 +32,9 @@ def contents(lake: Lake, newest: Manifest | None = None) -> dict[str, Counter[st
     return found
 
 
-def pruned(lake: Lake, before_ms: int, **options: Any) -> dict[str, Removed]:
+def pruned(lake: Lake, before_ms: int) -> dict[str, Removed]:
     with lake.writing() as writing:
-        return expire(lake, writing, before_ms, **options)
+        return expire(lake, writing, before_ms)
 
 
 def test_old_tasks_go_whole_and_young_ones_stay_as_they_are(tmp_path: Path) -> None:
@@ -93,11 +92,22 @@ def test_a_trial_says_the_same_and_changes_nothing(tmp_path: Path) -> None:
     lake = write(tmp_path / "lake", known_run())
     newest, there = lake.newest(), sorted(lake.folder.rglob("*.parquet"))
     cut = NOON + 40_000
-    trial = pruned(lake, cut, is_trial=True)
+    trial = old_rows(lake, cut)
     assert trial
     assert lake.newest() == newest
     assert sorted(lake.folder.rglob("*.parquet")) == there
-    assert pruned(lake, cut) == trial
+    assert {table: each.rows for table, each in pruned(lake, cut).items()} == {
+        table: each.rows for table, each in trial.items()
+    }
+
+
+def test_a_trial_knows_the_bytes_of_whole_files_and_estimates_those_of_parts(tmp_path: Path) -> None:
+    lake = write(tmp_path / "lake", known_run())
+    first = min(max(_times(lake, task)) for task in old_tasks(lake, lake.newest(), CUT_MS))
+    part = old_rows(lake, first + 1)["events"]
+    whole = old_rows(lake, CUT_MS)
+    assert 0 < part.bytes < whole["events"].bytes
+    assert pruned(lake, CUT_MS) == whole
 
 
 def test_a_commit_that_comes_between_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +182,14 @@ def _is_of(row: str, tasks: Iterable[str]) -> bool:
 
 def test_it_says_how_far_it_is(tmp_path: Path) -> None:
     lake = write(tmp_path / "lake", known_run())
+    of_trial: list[str] = []
+    old_rows(lake, CUT_MS, of_trial.append)
     sentences: list[str] = []
-    pruned(lake, CUT_MS, announce=sentences.append)
+    with lake.writing() as writing:
+        expire(lake, writing, CUT_MS, announce=sentences.append)
     count = len(sentences)
     assert sentences[-1] == f"{count} of {count} files of the lake are looked through"
+    assert sentences == of_trial
 
 
 @settings(max_examples=10)

@@ -77,6 +77,7 @@ def test_a_full_disk_is_named_and_no_part_of_a_file_stays(tmp_path: Path) -> Non
             with pytest.raises(OSError, match="No space left"):
                 expire(lake, writing, NOON + 40_000)
         code, said = prune(disk, "--older-than", "14")
+        assert prune(disk, "--older-than", "14", "--dry-run")[0] == 0, "only counts"
         assert code == 3
         assert f"the work on the lake in {lake.folder} ended: [Errno 28] No space left on device" in said
         assert (lake.newest(), sorted(lake.folder.rglob("*.parquet"))) == (monday, there)
