@@ -27,17 +27,20 @@ def doctor(
 
     Checks the running system too if there is one, and an inference server with --engine. Exits with 3 if something is bad.
     """
-    from polar import doctor
+    from polar.doctor.engine import inference
+    from polar.doctor.finding import State
+    from polar.doctor.host import installed, machine
+    from polar.doctor.system import system
 
     if engine_url is None and model is not None:
         raise InputError("--model", model, "needs --engine")
     if engine_url is None and engine_key_file is not None:
         raise InputError("--engine-key-file", str(engine_key_file), "needs --engine")
     found = settings.load(data)
-    findings = [*doctor.machine(found.data), *doctor.installed()]
-    findings += asyncio.run(doctor.system(found))
+    findings = [*machine(found.data), *installed()]
+    findings += asyncio.run(system(found))
     if engine_url is not None:
-        findings += asyncio.run(doctor.inference(engine_url, model, engine_key_file))
+        findings += asyncio.run(inference(engine_url, model, engine_key_file))
     if output is Format.JSON:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -45,5 +48,5 @@ def doctor(
         todo = [f"{MARKS[one.state.value]} {one.what}: {one.todo}" for one in findings if one.todo is not None]
         for line in ["", *todo] if todo else []:
             say(line)
-    if any(finding.state is doctor.State.BAD for finding in findings):
+    if any(finding.state is State.BAD for finding in findings):
         raise typer.Exit(Exit.NOT_READY)

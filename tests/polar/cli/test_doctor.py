@@ -14,13 +14,18 @@ from typer.testing import CliRunner
 
 from consumers.harnesses import manifest
 from consumers.harnesses.pi import Pi
-from polar import doctor, host_agreement
+from polar import host_agreement
 from polar.cli.app import app
-from polar.doctor import State
+from polar.doctor import system
+from polar.doctor.engine import inference
+from polar.doctor.finding import Finding, State
+from polar.doctor.host import harnesses, installed, machine
 from polar.embedded import disk
 from polar.scripted.app import running
 from polar.scripted.engine import Engine
 from polar.scripted.faults import Garbage
+from tests.analytics.known_run import known_run
+from tests.analytics.story import write
 from tests.polar.cli.commands import Write
 from topics import completions, events, workers
 from topics.contract import catalogue
@@ -42,7 +47,7 @@ pytestmark = pytest.mark.contract
 def _no_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("POLAR_KAFKA", raising=False)
     # No test waits for a heartbeat in vain for longer.
-    monkeypatch.setattr(doctor, "BEATS_S", 0.1)
+    monkeypatch.setattr(system, "BEATS_S", 0.1)
     monkeypatch.setattr(host_agreement, "BEAT_S", 2.0)
     monkeypatch.setenv("POLAR_DATA", str(tmp_path / "data"))
     # Kafka is there, and no CLI: to verify all that a machine has takes seconds.
@@ -74,7 +79,7 @@ def test_it_says_that_images_need_skopeo(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_it_says_what_each_runtime_does_not_enforce() -> None:
-    found = {one.what: one.said for one in doctor.machine(Path())}
+    found = {one.what: one.said for one in machine(Path())}
     assert "unix_sockets" in found["runtime landlock"]
     assert "host_files" not in found["runtime landlock"]
     assert "host_files" in found["runtime process"]
@@ -93,7 +98,7 @@ def test_what_is_missing_ends_with_3_and_a_way_out(monkeypatch: pytest.MonkeyPat
     code, found = states()
     assert code == 3
     assert (found["disk"], found["git"]) == ("bad", "bad")
-    assert all(one.todo for one in doctor.machine(Path()) if one.state is State.BAD)
+    assert all(one.todo for one in machine(Path()) if one.state is State.BAD)
 
 
 def test_downloads_that_cannot_come_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -101,7 +106,7 @@ def test_downloads_that_cannot_come_are_told(monkeypatch: pytest.MonkeyPatch, tm
     for name in ("https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
-    found = {one.what: one for one in doctor.installed()}
+    found = {one.what: one for one in installed()}
     assert found["Kafka"].state is State.BAD
     assert "can't be reached" in found["Kafka"].said
     assert found["pi"].state is State.BAD
@@ -118,7 +123,7 @@ def test_a_harness_with_a_changed_file_is_bad_and_the_file_is_named(
     program.chmod(0o644)
     program.write_text("evil")
     program.chmod(0o444)
-    found = next(one for one in doctor.harnesses() if one.what == "pi")
+    found = next(one for one in harnesses() if one.what == "pi")
     assert found.state is State.BAD
     assert f"{program} was changed after its installation" in found.said
     assert "python -m consumers.harnesses.install pi" in (found.todo or "")
@@ -142,7 +147,7 @@ def test_a_package_index_is_asked_for_its_first_line_only(monkeypatch: pytest.Mo
         monkeypatch.setenv("POLAR_CACHE", str(tmp_path / "empty"))
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
-        found = {one.what: one for one in doctor.installed()}
+        found = {one.what: one for one in installed()}
         server.shutdown()
     assert found["mini_swe_agent"].state is State.LATER
     assert asked == ["HEAD /simple HTTP/1.1"]
@@ -167,8 +172,8 @@ async def test_calls_that_are_kept_for_less_than_a_session_are_reported(kafka: s
     finally:
         await client.close()
 
-    async def topics() -> doctor.Finding:
-        return {finding.what: finding for finding in await doctor.system(settings)}["topics"]
+    async def topics() -> Finding:
+        return {finding.what: finding for finding in await system.system(settings)}["topics"]
 
     while (found := await topics()).state is State.GOOD:  # the brokers learn it from the controller
         await asyncio.sleep(0.05)
@@ -180,7 +185,7 @@ async def test_calls_that_are_kept_for_less_than_a_session_are_reported(kafka: s
 
 
 async def test_a_broker_without_topics_is_told(kafka: str, namespace: str) -> None:
-    found = {one.what: one for one in await doctor.system(Settings(kafka=kafka, namespace=namespace))}
+    found = {one.what: one for one in await system.system(Settings(kafka=kafka, namespace=namespace))}
     assert found["broker"].state is State.GOOD
     assert found["topics"].state is State.BAD
     assert found["topics"].todo == "make them: polar topics apply"
@@ -189,8 +194,8 @@ async def test_a_broker_without_topics_is_told(kafka: str, namespace: str) -> No
 async def test_a_keys_file_that_is_missing_or_no_keys_file_is_told(kafka: str, namespace: str, tmp_path: Path) -> None:
     settings = Settings(kafka=kafka, namespace=namespace, keys_file=tmp_path / "keys.json")
 
-    async def found() -> doctor.Finding:
-        return {one.what: one for one in await doctor.system(settings)}["keys"]
+    async def found() -> Finding:
+        return {one.what: one for one in await system.system(settings)}["keys"]
 
     missing = await found()
     assert missing.state is State.LATER
@@ -201,7 +206,31 @@ async def test_a_keys_file_that_is_missing_or_no_keys_file_is_told(kafka: str, n
     assert (await found()).state is State.BAD
 
 
-async def findings(settings: Settings, *records: Write) -> dict[str, doctor.Finding]:
+async def test_the_lake_is_looked_for_where_the_settings_say(
+    kafka: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(kafka=kafka, namespace=namespace, data=tmp_path)
+
+    async def found(settings: Settings) -> Finding:
+        return {one.what: one for one in await system.system(settings)}["lake"]
+
+    missing = await found(settings)
+    assert (missing.state, missing.said) == (
+        State.LATER,
+        f"no lake in {settings.lake_folder} yet, or it is on another host",
+    )
+    write(settings.lake_folder, known_run())
+    assert (await found(settings)).state is State.GOOD
+    for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "c"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    gone = await found(Settings(kafka=kafka, namespace=namespace, data=tmp_path, lake="s3://bucket/lakes"))
+    assert gone.state is State.BAD
+    assert "s3://bucket/lakes" in gone.said
+    assert "POLAR_LAKE" in (gone.todo or "")
+
+
+async def findings(settings: Settings, *records: Write) -> dict[str, Finding]:
     """The findings on a system with these records, whose last heartbeat comes while the doctor looks."""
     producer = LogProducer(settings)
     await producer.start()
@@ -217,7 +246,7 @@ async def findings(settings: Settings, *records: Write) -> dict[str, doctor.Find
         await producer.send(topic, record, key=key, task_id="t", headers=signed)
     beating = asyncio.create_task(beat())
     try:
-        return {one.what: one for one in await doctor.system(settings)}
+        return {one.what: one for one in await system.system(settings)}
     finally:
         beating.cancel()
         await producer.stop()
@@ -262,9 +291,9 @@ async def test_the_clock_is_compared_with_the_brokers(
 async def test_an_engine_is_asked_for_a_token() -> None:
     scripted = Engine()
     async with running(scripted) as url:
-        assert [one.state for one in await doctor.inference(url, None)] == [State.GOOD]
+        assert [one.state for one in await inference(url, None)] == [State.GOOD]
         scripted.faults.add(Garbage(form="no_token_ids"))
-        [lacking] = await doctor.inference(f"{url}/v1", None)
+        [lacking] = await inference(f"{url}/v1", None)
     assert lacking.state is State.BAD
     assert "returns no token ids" in lacking.said
-    assert [one.state for one in await doctor.inference("http://127.0.0.1:9", None)] == [State.BAD]
+    assert [one.state for one in await inference("http://127.0.0.1:9", None)] == [State.BAD]
