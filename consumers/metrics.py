@@ -1,4 +1,4 @@
-"""The metrics of a worker process, and whether its roles are ready. `metrics_http` serves them.
+"""The metrics of a process, and whether it is ready. `metrics_http` serves them.
 
 Values are read from their owners when Prometheus asks, on the event loop that changes them. A role counts in plain numbers and registers
 once where they are. Several roles of a process may register a metric of one name; their values are added up. Labels are few and closed:
@@ -48,26 +48,19 @@ class _Family:
 
 
 class Metrics(Collector):
-    """One process's metrics, and whether its roles are ready."""
+    """One process's metrics, and whether it is ready."""
 
-    def __init__(self) -> None:
+    def __init__(self, unready_reason: Callable[[], str | None] | None = None) -> None:
+        """`unready_reason`: why the process isn't ready, None if it is. Without it, a process is ready while its hearts are connected."""
+        self.registry = CollectorRegistry()
+        self._unready_reason = unready_reason or self._silent_hearts
         self._families: dict[str, _Family] = {}
         self._hearts: dict[str, HeartbeatSender] = {}
         self._lags: dict[str, Lag] = {}
         self._measured: dict[str, float] = {}
         """The newest lags by role; without those that Kafka didn't tell."""
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-        self.gauge(
-            "polar_connected",
-            "1 while the role's heartbeats reach Kafka",
-            ("role",),
-            lambda: {role: float(heart.connected) for role, heart in self._hearts.items()},
-        )
-        self.gauge(
-            "polar_lag", "Records that the role has yet to read from its partitions", ("role",), lambda: self._measured
-        )
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
 
     def gauge(self, name: str, description: str, labels: Sequence[str], read: Callable[[], Values]) -> None:
         """Register a value that goes up and down."""
@@ -90,13 +83,28 @@ class Metrics(Collector):
     def heart(self, role: str, heart: HeartbeatSender) -> None:
         """Register a role, which is ready while its heart is connected."""
         self._hearts[role] = heart
+        self.gauge(
+            "polar_connected",
+            "1 while the role's heartbeats reach Kafka",
+            ("role",),
+            lambda: {role: float(heart.connected)},
+        )
 
     def lag(self, role: str, lag: Lag) -> None:
         """Register a role that reads partitions of its own."""
         self._lags[role] = lag
+        self.gauge(
+            "polar_lag",
+            "Records that the role has yet to read from its partitions",
+            ("role",),
+            lambda: {name: records for name, records in self._measured.items() if name == role},
+        )
 
     def unready_reason(self) -> str | None:
         """Why this process isn't ready; None if it is."""
+        return self._unready_reason()
+
+    def _silent_hearts(self) -> str | None:
         silent = [role for role, heart in self._hearts.items() if not heart.connected]
         if silent:
             return f"no heartbeat of {', '.join(silent)} has reached Kafka within the last seconds"
@@ -104,7 +112,7 @@ class Metrics(Collector):
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format, with the lags of the last `scrape`."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     async def scrape(self) -> bytes:
         """All metrics in Prometheus' text format. A lag that Kafka doesn't tell within 3 s is left out."""

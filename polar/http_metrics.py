@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client import Counter, Histogram
 
-from polar.process_metrics import ProcessMetrics
+from consumers.metrics import Metrics
 
 BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
 NO_ROUTE = "none"
@@ -23,12 +23,13 @@ LEFT = "left"
 """Label in place of a status: the client hung up before the answer was ready."""
 
 
-class HttpMetrics(ProcessMetrics):
+class HttpMetrics(Metrics):
     """The metrics of one process that serves HTTP."""
 
     def __init__(self, role: str) -> None:
         """`role`: `rest` or `page`."""
-        super().__init__(role)
+        super().__init__(unready_reason=lambda: None)  # what it needs is looked for at each request
+        self._role = role
         requests, seconds = "HTTP requests by route and status", "Time until a request was answered, streams left out"
         self._requests = Counter("polar_http_requests", requests, ["role", "route", "status"], registry=self.registry)
         self._seconds = Histogram(
@@ -41,7 +42,7 @@ class HttpMetrics(ProcessMetrics):
 
     def answered(self, route: str, status: str, duration_s: float | None) -> None:
         """Count a request. `duration_s`: None for a stream."""
-        self._requests.labels(self.role, route, status).inc()
+        self._requests.labels(self._role, route, status).inc()
         if duration_s is not None:
             self._seconds.observe(duration_s)
 

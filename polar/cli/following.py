@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 
 from polar.cli import process
 
@@ -25,17 +26,22 @@ def follow(
     async def main(stop: asyncio.Event) -> None:
         async with AsyncExitStack() as doors:
             if port is not None:
+                from consumers.metrics import Metrics
                 from consumers.metrics_http import serve_metrics
-                from polar.process_metrics import ProcessMetrics
 
-                metrics = ProcessMetrics(
-                    "export", lambda: "its last look failed; its log says why" if failures() else None
-                )
+                metrics = Metrics(lambda: "its last look failed; its log says why" if failures() else None)
+                role = ("role",)
                 for unit, value in counts.items():
-                    metrics.counter(f"polar_export_{unit}", f"{unit.capitalize()} written or sent", value)
-                metrics.gauge("polar_export_failures", "Looks in a row that failed", failures)
+                    written = f"{unit.capitalize()} written or sent"
+                    metrics.counter(f"polar_export_{unit}", written, role, partial(_by_role, value))
+                failed = "Looks in a row that failed"
+                metrics.gauge("polar_export_failures", failed, role, partial(_by_role, failures))
                 await doors.enter_async_context(serve_metrics(metrics, host, port))
             await export(stop)
 
     process.log_events()
     process.serve(main)
+
+
+def _by_role(value: Callable[[], int]) -> dict[str, float]:
+    return {"export": value()}

@@ -55,8 +55,10 @@ async def serve(
         app = application(settings, api, listener.getsockname()[0])
         metrics = HttpMetrics("page")
         metrics.count(app)
-        metrics.gauge("polar_event_streams", "Open streams of events", lambda: len(api.streams))
-        metrics.gauge("polar_page_follows", "1 while the page reads Kafka", lambda: float(following.is_open))
+        metrics.gauge("polar_event_streams", "Open streams of events", ("role",), lambda: {"page": len(api.streams)})
+        metrics.gauge(
+            "polar_page_follows", "1 while the page reads Kafka", ("role",), lambda: {"page": following.is_open}
+        )
         # A query of a client that has left is ended.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, handler_cancellation=True)
         ends.push_async_callback(runner.cleanup)

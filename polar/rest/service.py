@@ -55,7 +55,7 @@ async def serve(
         app = api.application(token)
         metrics = HttpMetrics("rest")
         metrics.count(app)
-        metrics.gauge("polar_event_streams", "Open streams of events", lambda: len(api.streams))
+        metrics.gauge("polar_event_streams", "Open streams of events", ("role",), lambda: {"rest": len(api.streams)})
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S)
         ends.push_async_callback(runner.cleanup)
         await runner.setup()

@@ -52,7 +52,7 @@ async def test_requests_count_by_route_and_status_and_no_id_is_a_label() -> None
     app = web.Application()
     app.add_routes([web.get("/tasks/{task_id}", show), web.get("/events", events, allow_head=False)])
     metrics.count(app)
-    metrics.gauge("polar_event_streams", "Open streams", lambda: len(streams))
+    metrics.gauge("polar_event_streams", "Open streams", ("role",), lambda: {"rest": len(streams)})
     server = TestServer(app, handler_cancellation=True)
     async with TestClient(server) as client:
         for path in ("/tasks/a", "/tasks/b", "/tasks/gone", "/tasks/broken", "/nowhere"):
