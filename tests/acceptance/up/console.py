@@ -16,6 +16,8 @@ BLOCK = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"-?\b([0-9a-f]{6}\b|[A-Za-z_]*\d\w*)(\.\d+)?")
 """Or an id: of six hex digits one in 350 has none that is a digit."""
 RULES = re.compile(r"[─━│┃┏┓┗┛┡┩╇╷╵└┘├┤┬┴┼╞╡╪═]+")
+PROGRESS = re.compile("polar: reading .*: # of #")
+"""Shown where reading takes more than a second: a page need not say so."""
 ANYTHING = "…"
 MARK = "END-OF-COMMAND"
 
@@ -69,7 +71,7 @@ def differs(said: list[str], printed: str) -> str | None:
         return None
     wanted = [shape(line) for line in said]
     got = [shape(line) for line in printed.splitlines()]
-    wanted, got = [line for line in wanted if line], [line for line in got if line]
+    wanted, got = [line for line in wanted if line], [line for line in got if line and not PROGRESS.fullmatch(line)]
     if _matches(wanted, got):
         return None
     return "the page says:\n" + "\n".join(wanted) + "\nand there came:\n" + "\n".join(got)

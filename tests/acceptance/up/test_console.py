@@ -30,6 +30,7 @@ def test_commands_and_what_they_print_are_read_with_their_places(tmp_path: Path)
         (["first", "…", "last"], "first\nmany\nlines\nlast"),
         (["took … s"], "took about 8.5 s"),
         (["──────"], ""),
+        (["rows"], "polar: reading trajectories: 0 of 12\nrows"),
         ([], "anything"),
     ],
 )

@@ -6,9 +6,16 @@ import asyncio
 
 import pytest
 
+from polar.cli import progress
 from topics.contract import catalogue
 from topics.environment.settings import Settings
 from topics.log import admin
+
+
+@pytest.fixture(autouse=True)
+def _without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, reading few records takes more than a second, and would show its progress."""
+    monkeypatch.setattr(progress, "QUICK_S", 600.0)
 
 
 @pytest.fixture
