@@ -11,7 +11,7 @@ class State(StrEnum):
 
     GOOD = "good"
     LATER = "later"
-    """Nothing is wrong: it is missing, and may come later, such as a download of the first use."""
+    """Nothing is broken: it isn't there yet, such as a download of the first use, or it can't be told now."""
     BAD = "bad"
 
 

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from analytics.lake import places
 from polar.doctor.finding import Finding, State
 from polar.embedded import readiness
 from polar.fleet import Fleet
@@ -18,7 +17,7 @@ from topics.environment import blob_store
 from topics.environment.keys import read_keys_file
 from topics.environment.settings import Settings
 from topics.log import admin
-from topics.types.errors import InputError, NotReadyError
+from topics.types.errors import InputError, NotReadyError, install_command
 
 KAFKA_S = 15.0
 REACH_S = 5.0
@@ -157,11 +156,17 @@ def _blobs(settings: Settings) -> Finding:
 def _lake(settings: Settings) -> Finding:
     """The lake, by a look for its newest manifest."""
     try:
+        # Imported only here: it needs packages of an extra, whose absence another check reports.
+        from analytics.lake import places
+
         lake = places.lake(settings)
         is_there = lake.store.exists()
     except (OSError, InputError, NotReadyError) as error:
         todo = "correct POLAR_LAKE and the AWS_* variables, or start the server; until then SQL fails, and new records wait on Kafka"
         return Finding("lake", State.BAD, str(error), todo)
+    except ImportError as error:
+        said, todo = f"can't be read on this host: {error}", f"to query it here: {install_command('analytics')}"
+        return Finding("lake", State.LATER, said, todo)
     if is_there:
         return Finding("lake", State.GOOD, f"{lake.store.place} can be read")
     said = f"no lake in {lake.store.place} yet, or it is on another host"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -228,6 +230,19 @@ async def test_the_lake_is_looked_for_where_the_settings_say(
     assert gone.state is State.BAD
     assert "s3://bucket/lakes" in gone.said
     assert "POLAR_LAKE" in (gone.todo or "")
+
+
+def test_a_host_without_the_packages_of_the_lake_is_checked_too() -> None:
+    program = """
+import sys
+sys.modules["pyarrow"] = sys.modules["duckdb"] = None
+from polar.doctor import system
+from topics.environment.settings import Settings
+found = system._lake(Settings())
+print(found.state.value, found.todo)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "later to query it here: in a clone of Polar, pip install '.[analytics]'\n"
 
 
 async def findings(settings: Settings, *records: Write) -> dict[str, Finding]:
