@@ -44,6 +44,7 @@ RUN_SLOTS = 8
 BEGUN_S = 240.0
 """Until the first task has finished: a busy machine starts a fleet slowly."""
 ENDED_S = 240.0
+MOST_ELECTIONS = 12
 MOST_TASKS = 200
 """More than the run slots can end within `BEGUN_S` and `BROKER_HUNG_S`."""
 FROZEN_S = 30.0
@@ -153,15 +154,19 @@ def _stalls(calls: list[Completion], began: float, ended: float) -> dict[str, fl
 
 
 def _controller_that_coordinates(cluster: Cluster) -> int:
-    """Have the node that coordinates the coordinators' group be the active controller, which is the slowest to replace; return it."""
-    while True:
+    """Have the node that coordinates the coordinators' group be the active controller, which is the slowest to replace; return it.
+
+    A controller that is stopped names its successor, so that two nodes may take turns for ever. After a kill, chance decides.
+    """
+    for _ in range(MOST_ELECTIONS):
         cluster.settle()
         node = cluster.leader_of(OFFSETS, _java_hash("polar.coordinator") % OFFSETS_PARTITIONS)
         controller = cluster.controller()
         if node == controller:
             return node
-        cluster.stop_node(controller)
+        cluster.kill(controller)
         cluster.start_node(controller)
+    raise AssertionError(f"in {MOST_ELECTIONS} elections, the coordinator of the group never became the controller")
 
 
 async def _feed(system: Fleet) -> None:
