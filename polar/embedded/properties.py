@@ -44,6 +44,8 @@ group.initial.rebalance.delay.ms=0
 # After kill -9 the controller holds the old broker's session until it expires (9 s by default).
 broker.session.timeout.ms=2000
 broker.heartbeat.interval.ms=1000
+# A leader that asks a hung controller for a change of its followers would wait for 30 s, and with it who writes to it.
+controller.socket.timeout.ms=5000
 # An idle controller would write an empty record every 0.5 s, a third of what an idle broker computes.
 metadata.max.idle.interval.ms=0
 # After kill -9 the active segment of every partition is read again, 1 GiB each by default.
