@@ -1,8 +1,10 @@
 """The cluster: who gets in with which security, and who may do what. One node: three are `tests/integration/test_bad_days.py`'s."""
 
 import asyncio
+import os
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from polar.embedded import BrokerError
 from polar.embedded.properties import Security
 from tests.kafka_cluster import Cluster
+from tests.waiting import eventually
 from topics.environment.settings import Settings
 from topics.log import kafka
 
@@ -82,8 +85,20 @@ async def test_who_has_a_password_gets_in_and_may_do_what_the_authorizer_lets_hi
 async def test_who_hasnt_the_right_settings_doesnt_get_in(
     cluster: Cluster, namespace: str, wrong: dict[str, Any]
 ) -> None:
+    before = sockets()
     with pytest.raises(kafka.KafkaError):
         await create(settings(cluster, **wrong), namespace)
+    # With TLS, a connection is closed once the broker has ended it, too.
+    await eventually(lambda: sockets() <= before)
+
+
+def sockets() -> set[str]:
+    """Those of this process."""
+    found = set()
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(file))  # noqa: PTH115 - `socket:[1]` is no path
+    return {name for name in found if name.startswith("socket:")}
 
 
 def test_passwords_lie_where_only_their_owner_reads(cluster: Cluster) -> None:

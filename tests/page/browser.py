@@ -10,6 +10,7 @@ WAIT_MS = 30_000
 LOADS = 10
 DROPPED = "ERR_NETWORK_CHANGED"
 """A network interface of this machine came or went, as containers' do."""
+ANIMATIONS_END = "() => Promise.allSettled(document.getAnimations().map(each => each.finished)).then(() => null)"
 REFUSED = "Failed to load resource"
 """Chromium's line about an answer such as 401, which a test may ask for."""
 
@@ -66,6 +67,7 @@ class Tab:
         """The violations that axe-core finds: rule, element, and why."""
         if not self.page.evaluate("() => Boolean(window.axe)"):
             self.page.evaluate(self._axe)
+        self.page.evaluate(ANIMATIONS_END)  # what fades has other colours meanwhile
         found = self.page.evaluate("() => axe.run()")["violations"]
         return [f"{rule['id']}: {node['target']} {node['failureSummary']}" for rule in found for node in rule["nodes"]]
 
