@@ -415,9 +415,16 @@ async def _cut_off(client: Any) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=0.2)
+    task = asyncio.current_task()
+    assert task is not None, "awaited by a task"
+    cancelled = task.cancelling()
     try:
         async with asyncio.timeout(1):
             await inner.close()
     except (TimeoutError, KafkaError):
         for connection in list(inner._conns.values()):
             connection.close()
+    except asyncio.CancelledError:
+        # A stop that was interrupted as it waited for connections to end has cancelled the futures of their ends.
+        if task.cancelling() > cancelled:
+            raise

@@ -91,6 +91,16 @@ async def test_who_is_cancelled_while_a_client_stops_is_cancelled(kafka: str, st
         await task
 
 
+async def test_a_stop_that_its_deadline_cut_off_is_no_cancellation(kafka: str) -> None:
+    """The deadline cancels what waits for the ends of connections, which take long with TLS. Cutting off waited for them again."""
+    reader: Any = client.consumer(Settings(kafka=kafka))
+    await reader.start()
+    await reader.topics()
+    ends = [each._closed_fut for each in reader._client._conns.values()]
+    assert [end.cancel() for end in ends] == [True]
+    assert not await client.stop(reader, 0)
+
+
 async def test_a_connection_that_its_broker_ended_is_closed_when_the_client_drops_it(kafka: str) -> None:
     """A client drops a connection at its end, perhaps before the connection's own reader has noticed the end."""
     host, _, port = kafka.rpartition(":")
