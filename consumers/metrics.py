@@ -97,7 +97,7 @@ class Metrics(Collector):
             "polar_lag",
             "Records that the role has yet to read from its partitions",
             ("role",),
-            lambda: {name: records for name, records in self._measured.items() if name == role},
+            lambda: {role: self._measured[role]} if role in self._measured else {},
         )
 
     def unready_reason(self) -> str | None:

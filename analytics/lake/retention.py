@@ -50,7 +50,7 @@ def old_tasks(lake: Lake, newest: Manifest, before_ms: int) -> set[str]:
 
 
 def old_rows(lake: Lake, before_ms: int, announce: Announce = lambda _: None) -> dict[str, Removed]:
-    """What `expire` would remove. Only counts, so `bytes` are estimated from a file's share of rows. Raises OSError."""
+    """Count by table the rows that `expire` would remove; `bytes` are estimated by each file's share of such rows. Raises OSError."""
     with lake.pin() as newest:
         keeps = _Keeps(lake, newest, before_ms)
         found = dict.fromkeys(TABLES, Removed(0, 0))

@@ -93,7 +93,7 @@ async def test_who_hasnt_the_right_settings_doesnt_get_in(
 
 
 def sockets() -> set[str]:
-    """Those of this process."""
+    """The open sockets of this process."""
     found = set()
     for file in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):

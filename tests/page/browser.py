@@ -11,6 +11,7 @@ LOADS = 10
 DROPPED = "ERR_NETWORK_CHANGED"
 """A network interface of this machine came or went, as containers' do."""
 ANIMATIONS_END = "() => Promise.allSettled(document.getAnimations().map(each => each.finished)).then(() => null)"
+"""Resolves once all animations have ended."""
 REFUSED = "Failed to load resource"
 """Chromium's line about an answer such as 401, which a test may ask for."""
 
